@@ -19,9 +19,12 @@ pub fn text(report: &MachineReport) -> String {
         write_gpus(to, || report.gpus.iter().map(|gpu| gpu_metrics(gpu, &report)))?;
         shares(&report, to)?;
         write_shares(to, PREFIX, || {
-            let parts =
-                report.shares.iter().flat_map(|share| share.parts.iter().map(move |part| (share, part)));
-            parts.map(|(share, part)| (part_labels(share, part), part_metrics(part)))
+            let gpu_shares = report
+                .shares
+                .iter()
+                .flat_map(|share| share.gpu_shares.iter().map(move |gpu_share| (share, gpu_share)));
+            gpu_shares
+                .map(|(share, gpu_share)| (gpu_share_labels(share, gpu_share), gpu_share_metrics(gpu_share)))
         })
     })
 }
@@ -33,7 +36,7 @@ fn machine(report: &MachineReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Resu
 }
 
 fn gpu_metrics<'a>(gpu: &'a GpuReport, report: &MachineReport) -> GpuMetrics<'a> {
-    let parts = report.shares.iter().flat_map(|share| &share.parts);
+    let gpu_shares = report.shares.iter().flat_map(|share| &share.gpu_shares);
     GpuMetrics {
         index: gpu.index as usize,
         uuid: &gpu.uuid,
@@ -47,7 +50,7 @@ fn gpu_metrics<'a>(gpu: &'a GpuReport, report: &MachineReport) -> GpuMetrics<'a>
         power_milliwatts: gpu.power_milliwatts,
         healthy: gpu.unhealthy.is_none(),
         unowned_processes: gpu.unowned_processes.len(),
-        shares: parts.filter(|part| part.uuid == gpu.uuid).count(),
+        shares: gpu_shares.filter(|gpu_share| gpu_share.uuid == gpu.uuid).count(),
     }
 }
 
@@ -65,23 +68,23 @@ fn shares(report: &MachineReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Resul
     write_suspected(to, PREFIX, each().map(|(labels, share)| (labels, !share.bypass_suspected.is_empty())))
 }
 
-fn part_metrics(part: &GpuShareReport) -> ShareMetrics {
+fn gpu_share_metrics(gpu_share: &GpuShareReport) -> ShareMetrics {
     ShareMetrics {
-        memory_limit: part.memory_bytes.map(|bytes| bytes.0),
-        cores: part.cores,
-        ceiling: part.ceiling,
+        memory_limit: gpu_share.memory_bytes.map(|bytes| bytes.0),
+        cores: gpu_share.cores,
+        ceiling: gpu_share.ceiling,
         usage: Some(UsageMetrics {
-            used_bytes: part.used_bytes.0,
-            peak_bytes: part.peak_bytes.0,
-            gpu_nanos: part.spent_nanos,
-            throttled_nanos: part.throttled_nanos,
-            refusals: part.refusals,
+            used_bytes: gpu_share.used_bytes.0,
+            peak_bytes: gpu_share.peak_bytes.0,
+            gpu_nanos: gpu_share.spent_nanos,
+            throttled_nanos: gpu_share.throttled_nanos,
+            refusals: gpu_share.refusals,
         }),
     }
 }
 
-fn part_labels(share: &ShareReport, part: &GpuShareReport) -> MetricLabels {
-    vec![("share", share.name.clone()), ("user", share.user.clone()), ("gpu", part.gpu.to_string())]
+fn gpu_share_labels(share: &ShareReport, gpu_share: &GpuShareReport) -> MetricLabels {
+    vec![("share", share.name.clone()), ("user", share.user.clone()), ("gpu", gpu_share.gpu.to_string())]
 }
 
 fn count(of: usize) -> u64 {

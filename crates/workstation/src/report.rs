@@ -137,7 +137,8 @@ pub struct ShareReport {
     #[serde(default)]
     pub oversubscribe: bool,
     /// The share of each GPU.
-    pub parts: Vec<GpuShareReport>,
+    #[serde(alias = "parts")]
+    pub gpu_shares: Vec<GpuShareReport>,
     /// Findings of the bypass audit.
     pub bypass_suspected: Vec<String>,
 }
@@ -203,7 +204,7 @@ pub struct WaitingReport {
 
 #[cfg(test)]
 mod tests {
-    use super::GpuReport;
+    use super::{GpuReport, ShareReport};
     use partage_core::model::{Bytes, Cores};
     use serde_json::json;
 
@@ -218,5 +219,21 @@ mod tests {
         assert_eq!(gpu.unowned_processes, [7]);
         let written = serde_json::to_value(&gpu).unwrap();
         assert_eq!(written["unownedProcesses"], json!([7]));
+
+        let gpu_share = json!({
+            "gpu": 0, "uuid": "GPU-0", "memoryBytes": 4, "cores": null, "ceiling": null, "whole": false, "usedBytes": 3,
+            "peakBytes": 3, "refusals": 0, "throttledNanos": 0, "spentNanos": 0, "waiting": false,
+        });
+        let share: ShareReport = serde_json::from_value(json!({
+            "name": "trainer", "user": "ada", "uid": 1000, "stage": "running", "since": 1, "pid": 7, "command": ["python"],
+            "binding": "mount namespace", "cgroup": true, "deviceFilter": false, "members": 1, "processes": [],
+            "parts": [gpu_share.clone()], "bypassSuspected": [],
+        }))
+        .unwrap();
+        assert_eq!(
+            (share.confinement.as_str(), share.gpu_shares[0].used_bytes),
+            ("mount namespace", Bytes(3))
+        );
+        assert_eq!(serde_json::to_value(&share).unwrap()["gpuShares"], json!([gpu_share]));
     }
 }

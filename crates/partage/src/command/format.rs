@@ -40,12 +40,12 @@ pub(super) fn format_bytes(bytes: u64) -> String {
 }
 
 /// Formats guaranteed compute and its upper limit: `30 %`, `30 % ≤100 %`, `≤50 %`; `-` if there is neither.
-pub(super) fn format_cores(part: &GpuShareReport, up_to: &str) -> String {
-    if part.whole {
+pub(super) fn format_cores(gpu_share: &GpuShareReport, up_to: &str) -> String {
+    if gpu_share.whole {
         return "whole".into();
     }
-    let ceiling = part.ceiling.filter(|&ceiling| Some(ceiling) != part.cores);
-    match (part.cores, ceiling) {
+    let ceiling = gpu_share.ceiling.filter(|&ceiling| Some(ceiling) != gpu_share.cores);
+    match (gpu_share.cores, ceiling) {
         (None, None | Some(Cores::WHOLE)) => "-".into(),
         (Some(cores), None) => cores.to_string(),
         (None, Some(ceiling)) => format!("{up_to}{ceiling}"),

@@ -30,7 +30,7 @@ pub(crate) struct InspectCommand {
 const EXAMPLES: &str = "\
 Examples:
   partage inspect trainer
-  partage inspect trainer -o json | jq '.parts[].peakBytes'
+  partage inspect trainer -o json | jq '.gpuShares[].peakBytes'
 
 Exit code: 0 success, 1 share not found, 2 no daemon is running";
 
@@ -92,9 +92,9 @@ fn lines(share: &ShareReport, now: u64) -> Vec<StyledLine> {
     if share.oversubscribe {
         lines.push(entry("oversubscribed", plain, OVERSUBSCRIBED));
     }
-    for part in &share.parts {
+    for gpu_share in &share.gpu_shares {
         lines.push(StyledLine::default());
-        lines.extend(self::part(part));
+        lines.extend(self::gpu_share_lines(gpu_share));
     }
     lines.push(StyledLine::default());
     lines.extend(processes(share));
@@ -137,14 +137,14 @@ const NO_DEVICE_FILTER: &str =
     "no, device files of all GPUs are accessible; limits are enforced in the driver libraries";
 const OVERSUBSCRIBED: &str = "memory above the limit is in host memory and not counted below";
 
-fn part(part: &GpuShareReport) -> Vec<StyledLine> {
+fn gpu_share_lines(gpu_share: &GpuShareReport) -> Vec<StyledLine> {
     let plain = TextStyle::Plain;
-    let memory = match part.memory_bytes {
-        Some(limit) => format!("{} of {limit} used, peak {}", part.used_bytes, part.peak_bytes),
-        None => format!("{} used, peak {}, no limit", part.used_bytes, part.peak_bytes),
+    let memory = match gpu_share.memory_bytes {
+        Some(limit) => format!("{} of {limit} used, peak {}", gpu_share.used_bytes, gpu_share.peak_bytes),
+        None => format!("{} used, peak {}, no limit", gpu_share.used_bytes, gpu_share.peak_bytes),
     };
-    let cores = match (part.cores, part.ceiling) {
-        _ if part.whole => "exclusive".into(),
+    let cores = match (gpu_share.cores, gpu_share.ceiling) {
+        _ if gpu_share.whole => "exclusive".into(),
         (None, None | Some(Cores::WHOLE)) => "no guarantee, idle time only".into(),
         (None, Some(ceiling)) => format!("no guarantee, idle time only, at most {ceiling}"),
         (Some(cores), Some(ceiling)) if ceiling > cores => {
@@ -153,19 +153,19 @@ fn part(part: &GpuShareReport) -> Vec<StyledLine> {
         (Some(cores), _) => format!("{cores} guaranteed, hard limit"),
     };
     let seconds = |nanos: u64| nanos as f64 / 1e9;
-    let waits = if part.waiting { ", waiting for a turn now" } else { "" };
-    let (style, refusals) = match part.refusals {
+    let waits = if gpu_share.waiting { ", waiting for a turn now" } else { "" };
+    let (style, refusals) = match gpu_share.refusals {
         0 => (plain, "none".to_string()),
         1 => (TextStyle::Warning, "1 allocation above the limit".into()),
         many => (TextStyle::Warning, format!("{many} allocations above the limit")),
     };
     vec![
-        entry("gpu", plain, format_args!("{} ({})", part.gpu, part.uuid)),
+        entry("gpu", plain, format_args!("{} ({})", gpu_share.gpu, gpu_share.uuid)),
         entry("memory", plain, memory),
         entry("refused", style, refusals),
         entry("cores", plain, cores),
-        entry("gpu time", plain, format_args!("{:.3} s", seconds(part.spent_nanos))),
-        entry("throttled", plain, format_args!("{:.3} s{waits}", seconds(part.throttled_nanos))),
+        entry("gpu time", plain, format_args!("{:.3} s", seconds(gpu_share.spent_nanos))),
+        entry("throttled", plain, format_args!("{:.3} s{waits}", seconds(gpu_share.throttled_nanos))),
     ]
 }
 
@@ -175,8 +175,8 @@ fn processes(share: &ShareReport) -> Vec<StyledLine> {
         let held: Vec<String> = process
             .held_bytes
             .iter()
-            .zip(&share.parts)
-            .map(|(held, part)| format!("{held} of GPU {}", part.gpu))
+            .zip(&share.gpu_shares)
+            .map(|(held, gpu_share)| format!("{held} of GPU {}", gpu_share.gpu))
             .collect();
         let command = if process.command.is_empty() { "?" } else { &process.command };
         let text = format!("{} {command}: {}", process.pid, held.join(", "));
@@ -240,11 +240,11 @@ mod tests {
     #[test]
     fn compute_shows_guarantee_and_ceiling() {
         let text = |cores: Option<u32>, ceiling: Option<u32>, whole: bool| {
-            let mut part = report().shares[0].parts[0].clone();
-            part.cores = cores.and_then(Cores::percent);
-            part.ceiling = ceiling.and_then(Cores::percent);
-            part.whole = whole;
-            self::part(&part)[3].text()[VALUE_COLUMN..].to_string()
+            let mut gpu_share = report().shares[0].gpu_shares[0].clone();
+            gpu_share.cores = cores.and_then(Cores::percent);
+            gpu_share.ceiling = ceiling.and_then(Cores::percent);
+            gpu_share.whole = whole;
+            self::gpu_share_lines(&gpu_share)[3].text()[VALUE_COLUMN..].to_string()
         };
         assert_eq!(text(Some(30), None, false), "30 % guaranteed, hard limit");
         assert_eq!(text(Some(30), Some(30), false), "30 % guaranteed, hard limit");

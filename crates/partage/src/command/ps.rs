@@ -91,10 +91,11 @@ fn lines(report: &MachineReport, now: u64, width: usize, unicode: bool) -> Vec<S
 
 fn row(share: &ShareReport, now: u64, unicode: bool) -> Vec<StyledLine> {
     let cell = |text: String| StyledLine::new(TextStyle::Plain, format_args!("{text}"));
-    let gpus: Vec<String> = share.parts.iter().map(|part| part.gpu.to_string()).collect();
-    let used: u64 = share.parts.iter().map(|part| part.used_bytes.0).fold(0, u64::saturating_add);
+    let gpus: Vec<String> = share.gpu_shares.iter().map(|gpu_share| gpu_share.gpu.to_string()).collect();
+    let used: u64 =
+        share.gpu_shares.iter().map(|gpu_share| gpu_share.used_bytes.0).fold(0, u64::saturating_add);
     let limits: Option<Vec<u64>> =
-        share.parts.iter().map(|part| part.memory_bytes.map(|limit| limit.0)).collect();
+        share.gpu_shares.iter().map(|gpu_share| gpu_share.memory_bytes.map(|limit| limit.0)).collect();
     let limit = limits
         .map_or_else(|| "-".into(), |limits| format_bytes(limits.into_iter().fold(0, u64::saturating_add)));
     let host_memory = if share.oversubscribe { " + host" } else { "" };
@@ -110,7 +111,7 @@ fn row(share: &ShareReport, now: u64, unicode: bool) -> Vec<StyledLine> {
         cell(share.user.clone()),
         cell(gpus.join(",")),
         cell(format!("{} / {limit}{host_memory}", format_bytes(used))),
-        cell(share.parts.first().map_or_else(|| "-".into(), |part| format_cores(part, up_to))),
+        cell(share.gpu_shares.first().map_or_else(|| "-".into(), |gpu_share| format_cores(gpu_share, up_to))),
         state,
         cell(format_age(share.since, now)),
         cell(share.members.to_string()),

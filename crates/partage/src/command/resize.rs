@@ -114,16 +114,16 @@ impl ResizeCommand {
 
 /// Returns a line for each GPU, or a single one if the change is the same on all GPUs.
 fn change_lines(before: &ShareReport, after: &ShareReport, unicode: bool) -> Vec<String> {
-    let parts = after.parts.iter().map(|now| {
-        let then = before.parts.iter().find(|then| then.uuid == now.uuid);
+    let changes = after.gpu_shares.iter().map(|now| {
+        let then = before.gpu_shares.iter().find(|then| then.uuid == now.uuid);
         (now.gpu, describe_change(then, now, unicode))
     });
-    let mut parts: Vec<(u32, String)> = parts.collect();
-    let same = parts.windows(2).all(|two| two[0].1 == two[1].1);
+    let mut changes: Vec<(u32, String)> = changes.collect();
+    let same = changes.windows(2).all(|two| two[0].1 == two[1].1);
     if same {
-        parts.truncate(1);
+        changes.truncate(1);
     }
-    let lines = parts.into_iter().map(|(gpu, change)| {
+    let lines = changes.into_iter().map(|(gpu, change)| {
         if same {
             format!("{}: {change}", after.name)
         } else {
@@ -135,10 +135,10 @@ fn change_lines(before: &ShareReport, after: &ShareReport, unicode: bool) -> Vec
 
 fn describe_change(then: Option<&GpuShareReport>, now: &GpuShareReport, unicode: bool) -> String {
     let (arrow, up_to) = if unicode { ("\u{2192}", "\u{2264}") } else { ("->", "<=") };
-    let memory = |part: &GpuShareReport| {
-        part.memory_bytes.map_or_else(|| "no limit".into(), |bytes| bytes.to_string())
+    let memory = |gpu_share: &GpuShareReport| {
+        gpu_share.memory_bytes.map_or_else(|| "no limit".into(), |bytes| bytes.to_string())
     };
-    let cores = |part: &GpuShareReport| match format_cores(part, up_to) {
+    let cores = |gpu_share: &GpuShareReport| match format_cores(gpu_share, up_to) {
         none if none == "-" => "no guarantee".to_string(),
         some => some,
     };
@@ -165,7 +165,7 @@ mod tests {
             change_lines(&before, &after, true),
             ["pair: memory 4 GiB → 6 GiB, cores no guarantee → 50 %"]
         );
-        after.parts[1].ceiling = Some(Cores::WHOLE);
+        after.gpu_shares[1].ceiling = Some(Cores::WHOLE);
         assert_eq!(
             change_lines(&before, &after, false),
             [

@@ -9,15 +9,15 @@ use partage_workstation::report::{
 /// Returns a report with two GPUs, two shares on the first GPU, one on both, and one queued request.
 pub(super) fn report() -> MachineReport {
     let mut trainer = share("trainer", "ada", &[0], 16, 30);
-    trainer.parts[0].used_bytes = Bytes(12 << 30);
-    trainer.parts[0].peak_bytes = Bytes(13 << 30);
+    trainer.gpu_shares[0].used_bytes = Bytes(12 << 30);
+    trainer.gpu_shares[0].peak_bytes = Bytes(13 << 30);
     trainer.command = vec!["python".into(), "train.py".into(), "--epochs".into(), "90".into()];
     trainer.processes =
         vec![ProcessReport { pid: 4242, command: "python".into(), held_bytes: vec![Bytes(12 << 30)] }];
     let mut notebook = share("notebook", "bob", &[0], 8, 20);
-    notebook.parts[0].ceiling = Cores::percent(100);
-    notebook.parts[0].used_bytes = Bytes((8 << 30) - (100 << 20));
-    notebook.parts[0].refusals = 3;
+    notebook.gpu_shares[0].ceiling = Cores::percent(100);
+    notebook.gpu_shares[0].used_bytes = Bytes((8 << 30) - (100 << 20));
+    notebook.gpu_shares[0].refusals = 3;
     notebook.confinement = "library path".into();
     notebook.bypass_suspected = vec!["process 77 holds 2 GiB of GPU 0 that the shim did not allocate".into()];
     let mut pair = share("pair", "ada", &[0, 1], 4, 0);
@@ -70,7 +70,7 @@ pub(super) fn uuid(index: u32) -> String {
 
 /// Returns a share with this memory in GiB and compute in percent; 0 percent is no guarantee.
 pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u32) -> ShareReport {
-    let part = |&gpu: &u32| GpuShareReport {
+    let gpu_share = |&gpu: &u32| GpuShareReport {
         gpu,
         uuid: uuid(gpu).as_str().into(),
         memory_bytes: Bytes::gib(memory),
@@ -98,7 +98,7 @@ pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u3
         members: 1,
         processes: Vec::new(),
         oversubscribe: false,
-        parts: gpus.iter().map(part).collect(),
+        gpu_shares: gpus.iter().map(gpu_share).collect(),
         bypass_suspected: Vec::new(),
     }
 }

@@ -47,7 +47,7 @@ Keys: m, c, n, t sort by memory, compute, name, throttling; r reverses; ? shows 
 Examples:
   partage top
   partage top --once --interval 5s
-  partage top -o json | jq '.shares[] | {name, used: .parts[0].usedPercent}'
+  partage top -o json | jq '.shares[] | {name, used: .gpuShares[0].usedPercent}'
 
 Exit code: 0 success, 2 no daemon is running";
 

@@ -81,7 +81,7 @@ fn report() -> MachineReport {
         unhealthy: (index == 1).then(|| "XID 79".into()),
         unowned_processes: vec![7],
     };
-    let part = |gpu: u32| GpuShareReport {
+    let gpu_share = |gpu: u32| GpuShareReport {
         gpu,
         uuid: format!("GPU-{gpu}").as_str().into(),
         memory_bytes: (gpu == 0).then_some(Bytes(8 << 30)),
@@ -110,7 +110,7 @@ fn report() -> MachineReport {
         members: 2,
         processes: Vec::new(),
         oversubscribe: false,
-        parts: gpus.iter().map(|gpu| part(*gpu)).collect(),
+        gpu_shares: gpus.iter().map(|gpu| gpu_share(*gpu)).collect(),
         bypass_suspected: vec!["why".into()],
     };
     let waiting = || WaitingReport {

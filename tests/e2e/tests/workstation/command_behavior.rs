@@ -145,11 +145,11 @@ const SHARE_FIELDS: [&str; 15] = [
     "deviceFilter",
     "members",
     "processes",
-    "parts",
+    "gpuShares",
     "bypassSuspected",
     "stage",
 ];
-const PART_FIELDS: [&str; 12] = [
+const GPU_SHARE_FIELDS: [&str; 12] = [
     "gpu",
     "uuid",
     "memoryBytes",
@@ -178,7 +178,7 @@ fn every_command_has_json_output() {
     let mut running = state_dir.start_sleeper("one");
     let ps = state_dir.run_json(&["ps", "-o", "json"]);
     assert_has_fields(&ps["shares"][0], &SHARE_FIELDS);
-    assert_has_fields(&ps["shares"][0]["parts"][0], &PART_FIELDS);
+    assert_has_fields(&ps["shares"][0]["gpuShares"][0], &GPU_SHARE_FIELDS);
     assert_eq!(ps["shares"][0]["pid"], running.pid());
     assert_eq!(ps["shares"][0]["command"], serde_json::json!(["sleep", "1000"]));
     let inspect = state_dir.run_json(&["inspect", "one", "-o", "json"]);
@@ -189,11 +189,11 @@ fn every_command_has_json_output() {
         &top["gpus"][0],
         &["index", "uuid", "model", "memoryBytes", "usedMemoryBytes", "unhealthy", "usedPercent"],
     );
-    assert_has_fields(&top["shares"][0]["parts"][0], &PART_FIELDS);
-    assert_has_fields(&top["shares"][0]["parts"][0], &["usedPercent", "throttledPercent"]);
+    assert_has_fields(&top["shares"][0]["gpuShares"][0], &GPU_SHARE_FIELDS);
+    assert_has_fields(&top["shares"][0]["gpuShares"][0], &["usedPercent", "throttledPercent"]);
     let resized = state_dir.run_json(&["resize", "one", "--memory", "5Gi", "-o", "json"]);
-    assert_eq!(resized["before"]["parts"][0]["memoryBytes"], 4 * GIB);
-    assert_eq!(resized["after"]["parts"][0]["memoryBytes"], 5 * GIB);
+    assert_eq!(resized["before"]["gpuShares"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(resized["after"]["gpuShares"][0]["memoryBytes"], 5 * GIB);
     let stopped = state_dir.run_json(&["stop", "one", "-o", "json"]);
     assert_eq!(
         stopped,

@@ -17,8 +17,8 @@ fn greedy_share_is_refused_and_its_neighbor_is_not() {
         state_dir.start_share("greedy", &["--memory", "4Gi", "--cores", "30"], &[sample(), "greedy"]);
     greedy.wait_for_line("refused at 3.5 GiB: out of memory");
     trainer.wait_for_line("step ");
-    let part = |name: &str| state_dir.find_share(name).unwrap()["parts"][0].clone();
-    let (own, other) = (part("greedy"), part("trainer"));
+    let gpu_share = |name: &str| state_dir.find_share(name).unwrap()["gpuShares"][0].clone();
+    let (own, other) = (gpu_share("greedy"), gpu_share("trainer"));
     assert!(own["refusals"].as_u64().unwrap() >= 1, "{own}");
     assert!((7 * GIB / 2..=4 * GIB).contains(&own["peakBytes"].as_u64().unwrap()), "{own}");
     assert_eq!(other["refusals"], 0);
@@ -56,7 +56,7 @@ fn oversubscribed_share_allocates_above_its_limit_when_allowed() {
     trainer.wait_for_line("step ");
     let share = state_dir.find_share("beyond").unwrap();
     assert_eq!(share["oversubscribe"], true, "{share}");
-    assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
+    assert!(share["gpuShares"][0]["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
     let top = state_dir.run_json(&["top", "-o", "json", "--interval", "50ms"]);
     assert!(top["gpus"][0]["usedMemoryBytes"].as_u64().unwrap() <= 2 * GIB, "{top}");
     assert!(state_dir.run_ok(&["ps"]).contains(" / 2 GiB + host "));
@@ -96,7 +96,7 @@ fn two_halves_of_a_gpu_can_both_be_filled() {
         half.wait_for_line("step ");
     }
     for name in ["left", "right"] {
-        assert_eq!(state_dir.find_share(name).unwrap()["parts"][0]["refusals"], 0, "{name}");
+        assert_eq!(state_dir.find_share(name).unwrap()["gpuShares"][0]["refusals"], 0, "{name}");
     }
     state_dir.run_ok(&["stop", "--all"]);
     state_dir.wait_until_clean();
@@ -162,7 +162,7 @@ fn daemonized_process_keeps_the_limits_and_the_share() {
     eventually("the daemon is refused", || found().contains("refused at 0.5 GiB").then_some(()));
     let share = state_dir.find_share("daemon").unwrap();
     assert_eq!((&share["stage"], &share["members"]), (&"lingering".into(), &1.into()));
-    assert!(share["parts"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
+    assert!(share["gpuShares"][0]["usedBytes"].as_u64().unwrap() <= GIB, "{share}");
     // Its name and its memory are in use for as long as it runs.
     let (code, message) = state_dir.run_err(&["run", "--memory", "1Gi", "--name", "daemon", "--", "true"]);
     assert!(code == 125 && message.contains("share daemon already exists"), "{message}");

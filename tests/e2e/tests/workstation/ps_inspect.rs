@@ -89,7 +89,7 @@ fn share_is_listed_inspected_and_resized() {
     );
     assert!(!about.contains("unknown to this version"), "{about}");
     assert_eq!(
-        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"],
+        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["gpuShares"][0]["memoryBytes"],
         4u64 << 30
     );
     let (code, words) = state_dir.run_err(&["inspect", "trianer"]);
@@ -100,7 +100,7 @@ fn share_is_listed_inspected_and_resized() {
     assert_eq!(words, "trainer: memory 4 GiB → 6 GiB, cores 30 % ≤100 % → 50 %\n");
     let both = state_dir.run_json(&["resize", "trainer", "--cores", "40", "-o", "json"]);
     assert_eq!(
-        (&both["before"]["parts"][0]["cores"], &both["after"]["parts"][0]["cores"]),
+        (&both["before"]["gpuShares"][0]["cores"], &both["after"]["gpuShares"][0]["cores"]),
         (&50.into(), &40.into())
     );
     let (code, words) = state_dir.run_err(&["resize", "trainer", "--memory", "4000Gi"]);
@@ -108,14 +108,14 @@ fn share_is_listed_inspected_and_resized() {
     let (code, words) = state_dir.run_err(&["resize", "triner", "--memory", "4Gi"]);
     assert_eq!((code, words.as_str()), (1, "error: share triner not found: did you mean trainer?\n"));
     assert_eq!(
-        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["parts"][0]["memoryBytes"],
+        state_dir.run_json(&["inspect", "trainer", "-o", "json"])["gpuShares"][0]["memoryBytes"],
         6u64 << 30
     );
 
     let top = state_dir.run_json(&["top", "-o", "json", "--interval", "100ms"]);
     assert!(top["intervalSeconds"].as_f64().unwrap() >= 0.1, "{top}");
     assert_eq!(
-        (&top["shares"][0]["parts"][0]["usedPercent"], &top["gpus"][0]["usedPercent"]),
+        (&top["shares"][0]["gpuShares"][0]["usedPercent"], &top["gpus"][0]["usedPercent"]),
         (&0.0.into(), &0.0.into())
     );
     let top = state_dir.run_ok(&["top", "--once", "--interval", "100ms"]);

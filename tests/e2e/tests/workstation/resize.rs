@@ -14,13 +14,13 @@ fn running_program_follows_resizes() {
     let (code, message) = state_dir.run_err(&["resize", "greedy", "--memory", "600Mi"]);
     assert!(code == 1 && message.contains("now, which is more than 600 MiB"), "{message}");
     assert!(message.contains("\n  try: free memory in the program first, or use --memory "), "{message}");
-    assert_eq!(state_dir.find_share("greedy").unwrap()["parts"][0]["memoryBytes"], 3 * GIB);
+    assert_eq!(state_dir.find_share("greedy").unwrap()["gpuShares"][0]["memoryBytes"], 3 * GIB);
     // It allocates more every few seconds, and then frees half of it: at some point less is possible.
     let less = ["resize", "greedy", "--memory", "2Gi"];
     eventually("it holds less than 2 GiB", || state_dir.output(&less).status.success().then_some(()));
     greedy.wait_for_line("refused at 1.5 GiB");
-    let part = state_dir.find_share("greedy").unwrap()["parts"][0].clone();
-    assert!(part["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{part}");
+    let gpu_share = state_dir.find_share("greedy").unwrap()["gpuShares"][0].clone();
+    assert!(gpu_share["usedBytes"].as_u64().unwrap() <= 2 * GIB, "{gpu_share}");
     greedy.signal(libc::SIGINT);
     let last = greedy.wait_for_line("ended after");
     assert!(last.contains("held at most 2.5 GiB"), "{last}");
@@ -53,7 +53,7 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
     let state_dir = TestStateDir::new();
     let _up = state_dir.start_up("driver: simulated\nmetrics: off\nsimulated:\n  gpus: 1\n", &[]);
     let (_a, _b) = (state_dir.start_sleeper("first"), state_dir.start_sleeper("second"));
-    let before = state_dir.find_share("first").unwrap()["parts"].clone();
+    let before = state_dir.find_share("first").unwrap()["gpuShares"].clone();
     for (change, code, expected) in [
         (&["--memory", "90Gi"][..], 1, "39.39 GiB"),
         (&["--memory", "38Gi"], 1, "35.39 GiB"),
@@ -69,7 +69,7 @@ fn resize_that_does_not_fit_is_refused_with_the_reason() {
             "{change:?}: {was} {message}"
         );
     }
-    assert_eq!(state_dir.find_share("first").unwrap()["parts"], before);
+    assert_eq!(state_dir.find_share("first").unwrap()["gpuShares"], before);
     state_dir.run_ok(&["resize", "first", "--memory", "35Gi", "--cores", "70"]);
     state_dir.run_ok(&["stop", "--all"]);
     state_dir.wait_until_clean();

@@ -90,5 +90,5 @@ fn shares_of_other_users_cannot_be_stopped_or_resized() {
     all.args(["stop", "--all"]).env("PARTAGE_STATE_DIR", state_dir.path()).uid(61001).gid(61001);
     assert_eq!(all.output().unwrap().stdout, b"you have no shares: nothing to stop\n");
     assert!(running.is_running());
-    assert_eq!(state_dir.find_share("roots").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(state_dir.find_share("roots").unwrap()["gpuShares"][0]["memoryBytes"], 4 * GIB);
 }

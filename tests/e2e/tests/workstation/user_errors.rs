@@ -127,7 +127,7 @@ fn killed_daemon_is_replaced() {
         state_dir.daemon_pid().is_none().then_some(())
     });
     assert!(running.is_running());
-    assert_eq!(state_dir.find_share("lasting").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(state_dir.find_share("lasting").unwrap()["gpuShares"][0]["memoryBytes"], 4 * GIB);
     state_dir.run_ok(&["resize", "lasting", "--memory", "5Gi"]);
     state_dir.run_ok(&["run", "-q", "--memory", "1Gi", "--", "true"]);
     state_dir.run_ok(&["stop", "lasting"]);
@@ -319,7 +319,7 @@ fn full_disk_is_reported_and_recovered_from() {
     // A change that cannot be recorded is not made either.
     let (code, message) = state_dir.run_err(&["resize", "before", "--memory", "6Gi"]);
     assert!(code == 2 && message.contains("No space left"), "{code} {message}");
-    assert_eq!(state_dir.find_share("before").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(state_dir.find_share("before").unwrap()["gpuShares"][0]["memoryBytes"], 4 * GIB);
     assert!(running.is_running());
     // A daemon that is killed now is still replaced.
     signal(state_dir.daemon_pid().unwrap(), libc::SIGKILL);

@@ -36,7 +36,7 @@ fn daemon_adopts_regions_of_the_last_release_and_ignores_unknown_layouts() {
     fs::write(&start, "").unwrap();
 
     // The next command starts a daemon of this release.
-    let used = |state_dir: &TestStateDir| state_dir.find_share("old")?["parts"][0]["usedBytes"].as_u64();
+    let used = |state_dir: &TestStateDir| state_dir.find_share("old")?["gpuShares"][0]["usedBytes"].as_u64();
     eventually("the program's memory is counted", || used(&state_dir).filter(|used| *used >= GIB));
     state_dir.run_ok(&["resize", "old", "--memory", "3Gi", "--cores", "20"]);
     let limits = RegionOwner::open(&region).unwrap();

@@ -57,7 +57,7 @@ fn queue_is_served_in_order() {
     fourth.wait_for_line("partage: queued, position 2 of 2: ");
     first.signal(libc::SIGTERM);
     third.wait_for_line("partage: wait-third: 25 GiB of GPU 0; confined by");
-    assert_eq!(wait_until_running(&state_dir, "wait-third")["parts"][0]["memoryBytes"], 25 * GIB);
+    assert_eq!(wait_until_running(&state_dir, "wait-third")["gpuShares"][0]["memoryBytes"], 25 * GIB);
     fourth.wait_for_line("partage: queued, position 1 of 1: ");
     assert_eq!(queued_names(&state_dir), ["wait-fourth"]);
     // A share that becomes smaller frees capacity, too.

@@ -86,13 +86,13 @@ impl KillScenario {
             let runs = |share: &&Value| share["stage"] == "running";
             let refused = |share: &Value| {
                 let greedy = share["command"].as_array().unwrap().last().unwrap() == "greedy";
-                !greedy || share["parts"][0]["refusals"].as_u64().unwrap() > 0
+                !greedy || share["gpuShares"][0]["refusals"].as_u64().unwrap() > 0
             };
             if shares.iter().filter(runs).count() < SHARE_SPECS.len() || !shares.iter().all(refused) {
                 return None;
             }
             let spent =
-                shares.iter().map(|share| share["parts"][0]["spentNanos"].as_u64().unwrap()).collect();
+                shares.iter().map(|share| share["gpuShares"][0]["spentNanos"].as_u64().unwrap()).collect();
             let before = before.get_or_insert_with(|| Vec::clone(&spent));
             before.iter().zip(&spent).all(|(before, now)| now > before).then_some(())
         });
@@ -106,11 +106,11 @@ impl KillScenario {
         for share in report["shares"].as_array().unwrap() {
             let name = share["name"].as_str().unwrap();
             let (_, memory, _) = SHARE_SPECS.iter().find(|one| one.0 == name).unwrap();
-            let part = &share["parts"][0];
-            assert_eq!(part["memoryBytes"], memory * GIB, "after {what}: {share}");
+            let gpu_share = &share["gpuShares"][0];
+            assert_eq!(gpu_share["memoryBytes"], memory * GIB, "after {what}: {share}");
             assert_eq!(share["bypassSuspected"], serde_json::json!([]), "after {what}: {share}");
             for figure in ["usedBytes", "peakBytes"] {
-                assert!(part[figure].as_u64().unwrap() <= memory * GIB, "after {what}: {share}");
+                assert!(gpu_share[figure].as_u64().unwrap() <= memory * GIB, "after {what}: {share}");
             }
         }
     }

@@ -222,7 +222,8 @@ fn shares_survive_every_end_of_up() {
         assert_eq!((&share["stage"], &share["pid"]), (&"running".into(), &pid.into()), "{share}");
         greedy.wait_for_line("refused at 3.5 GiB");
         assert!(
-            state_dir.find_share("outlives").unwrap()["parts"][0]["peakBytes"].as_u64().unwrap() <= 4 * GIB
+            state_dir.find_share("outlives").unwrap()["gpuShares"][0]["peakBytes"].as_u64().unwrap()
+                <= 4 * GIB
         );
     }
     state_dir.run_ok(&["stop", "outlives"]);

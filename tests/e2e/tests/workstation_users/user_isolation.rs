@@ -44,7 +44,7 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     for arguments in [&["stop", "users-ada"][..], &["resize", "users-ada", "--memory", "1Gi"]] {
         assert_eq!(machine.run_err(BOB, arguments), (1, not_yours("users-ada", ADA)), "{arguments:?}");
     }
-    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 4 * GIB);
+    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["gpuShares"][0]["memoryBytes"], 4 * GIB);
     let (code, taken) =
         machine.run_err(EVE, &["run", "--name", "users-ada", "--memory", "1Gi", "--", "true"]);
     assert!(code == 125 && taken.contains(&format!("already exists, of user {ADA}")), "{taken}");
@@ -52,7 +52,7 @@ fn share_can_be_changed_only_by_its_owner_or_root() {
     assert!(code == 1 && message.contains("only the daemon's own user may take over from it"), "{message}");
 
     machine.run_ok(ADA, &["resize", "users-ada", "--memory", "6Gi"]);
-    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["parts"][0]["memoryBytes"], 6 * GIB);
+    assert_eq!(machine.state_dir.find_share("users-ada").unwrap()["gpuShares"][0]["memoryBytes"], 6 * GIB);
     let stopped: Value =
         serde_json::from_str(&machine.run_ok(BOB, &["stop", "--all", "-o", "json"])).unwrap();
     assert_eq!(stopped["stopped"].as_array().unwrap().len(), 2, "{stopped}");
@@ -147,8 +147,8 @@ fn user_runs_a_daemon_in_their_own_state_dir() {
     let report: Value = serde_json::from_str(&machine.run_ok(ADA, &["ps", "-o", "json"])).unwrap();
     let share = &report["shares"][0];
     assert_eq!((&share["uid"], &share["confinement"]), (&ADA.into(), &"user namespace".into()), "{share}");
-    assert!(share["parts"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
-    assert!(share["parts"][0]["refusals"].as_u64().unwrap() >= 1, "{share}");
+    assert!(share["gpuShares"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
+    assert!(share["gpuShares"][0]["refusals"].as_u64().unwrap() >= 1, "{share}");
     // No other user may connect.
     let (code, message) = machine.run_err(BOB, &["ps"]);
     assert!(code == 2 && message.contains("ermission denied"), "{code} {message}");
@@ -186,7 +186,7 @@ fn library_path_holds_limits_without_user_namespaces() {
     let report: Value = serde_json::from_str(&machine.run_ok(ADA, &["ps", "-o", "json"])).unwrap();
     let share = &report["shares"][0];
     assert_eq!(share["confinement"], "library path", "{share}");
-    assert!(share["parts"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
+    assert!(share["gpuShares"][0]["peakBytes"].as_u64().unwrap() <= 2 * GIB, "{share}");
     let mut again = machine.partage(ADA, &["run", "--memory", "1Gi", "--", "true"]);
     forbid_user_namespaces(&mut again, ADA);
     assert!(again.status().unwrap().success());

@@ -4,7 +4,7 @@ use super::rates::UsageRates;
 use partage_workstation::report::MachineReport;
 use serde_json::{Value, json};
 
-/// Returns the report; GPUs also have `usedPercent`, and parts of shares `usedPercent` and `throttledPercent`.
+/// Returns the report; GPUs also have `usedPercent`, and shares of GPUs `usedPercent` and `throttledPercent`.
 pub(super) fn json_report(before: &MachineReport, now: &MachineReport) -> serde_json::Result<Value> {
     let rates = UsageRates::between(Some(before), now);
     let mut document = serde_json::to_value(now)?;
@@ -13,9 +13,9 @@ pub(super) fn json_report(before: &MachineReport, now: &MachineReport) -> serde_
         gpu["usedPercent"] = json!(used);
     }
     for (share, rates) in items(document.get_mut("shares")).zip(&rates.shares) {
-        for (part, rate) in items(share.get_mut("parts")).zip(rates) {
-            part["usedPercent"] = json!(rate.used);
-            part["throttledPercent"] = json!(rate.throttled);
+        for (gpu_share, rate) in items(share.get_mut("gpuShares")).zip(rates) {
+            gpu_share["usedPercent"] = json!(rate.used);
+            gpu_share["throttledPercent"] = json!(rate.throttled);
         }
     }
     Ok(document)

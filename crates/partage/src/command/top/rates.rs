@@ -36,15 +36,15 @@ impl UsageRates {
             .map(|share| {
                 // A share with the same name but another start time is a different share.
                 let earlier = earlier.get(share.name.as_str()).filter(|earlier| earlier.since == share.since);
-                share.parts.iter().map(|part| rate(earlier.copied(), part, nanos)).collect()
+                share.gpu_shares.iter().map(|gpu_share| rate(earlier.copied(), gpu_share, nanos)).collect()
             })
             .collect();
         let gpus = now.gpus.iter().map(|gpu| {
-            let parts =
-                now.shares.iter().zip(&shares).flat_map(|(share, rates)| share.parts.iter().zip(rates));
+            let gpu_shares =
+                now.shares.iter().zip(&shares).flat_map(|(share, rates)| share.gpu_shares.iter().zip(rates));
             // `sum()` of no floats is -0.0 and would be shown with its sign.
-            let used = parts
-                .filter(|(part, _)| part.uuid == gpu.uuid)
+            let used = gpu_shares
+                .filter(|(gpu_share, _)| gpu_share.uuid == gpu.uuid)
                 .map(|(_, rate)| rate.used)
                 .fold(0.0, |sum, used| sum + used);
             used.min(100.0)
@@ -58,12 +58,12 @@ impl UsageRates {
     }
 }
 
-fn rate(earlier: Option<&ShareReport>, part: &GpuShareReport, nanos: u64) -> ShareRate {
-    let then = earlier.and_then(|share| share.parts.iter().find(|then| then.uuid == part.uuid));
+fn rate(earlier: Option<&ShareReport>, gpu_share: &GpuShareReport, nanos: u64) -> ShareRate {
+    let then = earlier.and_then(|share| share.gpu_shares.iter().find(|then| then.uuid == gpu_share.uuid));
     let since =
         |now: u64, then: Option<u64>| percent(now.checked_sub(then.unwrap_or(0)).unwrap_or(now), nanos);
-    let used = since(part.spent_nanos, then.map(|then| then.spent_nanos));
-    let waited = since(part.throttled_nanos, then.map(|then| then.throttled_nanos));
+    let used = since(gpu_share.spent_nanos, then.map(|then| then.spent_nanos));
+    let waited = since(gpu_share.throttled_nanos, then.map(|then| then.throttled_nanos));
     ShareRate { used, throttled: waited.min((100.0 - used).max(0.0)) }
 }
 

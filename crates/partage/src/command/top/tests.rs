@@ -9,9 +9,9 @@ use partage_workstation::report::MachineReport;
 fn later(before: &MachineReport) -> MachineReport {
     let mut now = before.clone();
     now.at += 2_000_000_000;
-    now.shares[0].parts[0].spent_nanos += 500_000_000;
-    now.shares[0].parts[0].throttled_nanos += 1_200_000_000;
-    now.shares[1].parts[0].spent_nanos += 100_000_000;
+    now.shares[0].gpu_shares[0].spent_nanos += 500_000_000;
+    now.shares[0].gpu_shares[0].throttled_nanos += 1_200_000_000;
+    now.shares[1].gpu_shares[0].spent_nanos += 100_000_000;
     now
 }
 
@@ -116,8 +116,8 @@ fn single_report_has_no_rates() {
 fn keys_change_the_sort_order() {
     let before = report();
     let mut now = later(&before);
-    now.shares[1].parts[0].throttled_nanos += 1_500_000_000;
-    now.shares[2].parts[1].spent_nanos += 900_000_000;
+    now.shares[1].gpu_shares[0].throttled_nanos += 1_500_000_000;
+    now.shares[2].gpu_shares[1].spent_nanos += 900_000_000;
     let shown = |options: &ViewOptions| texts(&lines(Some(&before), &now, options));
     let mut options = ViewOptions::new(80, true);
     for (key, order, sort) in [
@@ -144,8 +144,8 @@ fn rates_of_a_restarted_share_start_at_zero() {
     assert_eq!((rates.shares[0][0].used, rates.shares[0][0].throttled, rates.gpus[0]), (25.0, 60.0, 30.0));
     // A share that has just started: all its time belongs to this interval.
     now.shares[0].since += 1;
-    now.shares[0].parts[0].spent_nanos = 200_000_000;
-    now.shares[0].parts[0].throttled_nanos = 99_000_000_000;
+    now.shares[0].gpu_shares[0].spent_nanos = 200_000_000;
+    now.shares[0].gpu_shares[0].throttled_nanos = 99_000_000_000;
     let rates = UsageRates::between(Some(&before), &now);
     assert_eq!(
         (rates.shares[0][0].used, rates.shares[0][0].throttled),
@@ -173,7 +173,7 @@ fn sort_by_memory_puts_the_largest_share_first() {
     let mut before = report();
     before.shares = (0..100).map(|number| share(&format!("s{number}"), "ada", &[0], 1, 1)).collect();
     let mut now = later(&before);
-    now.shares[7].parts[0].used_bytes = Bytes(1 << 30);
+    now.shares[7].gpu_shares[0].used_bytes = Bytes(1 << 30);
     let mut options = ViewOptions::new(120, true);
     options.sort = SortKey::Memory;
     assert_eq!(names(&texts(&lines(Some(&before), &now, &options)))[..3], ["s7", "s0", "s1"]);
@@ -188,8 +188,8 @@ fn json_report_adds_rates_to_the_report() {
         (&document["gpus"][0]["usedPercent"], &document["gpus"][1]["usedPercent"]),
         (&30.0.into(), &0.0.into())
     );
-    let part = &document["shares"][0]["parts"][0];
-    assert_eq!((&part["usedPercent"], &part["throttledPercent"]), (&25.0.into(), &60.0.into()));
+    let gpu_share = &document["shares"][0]["gpuShares"][0];
+    assert_eq!((&gpu_share["usedPercent"], &gpu_share["throttledPercent"]), (&25.0.into(), &60.0.into()));
     // The document can still be read as a report.
     document["intervalSeconds"].take();
     assert_eq!(serde_json::from_value::<MachineReport>(document).unwrap(), later(&before));

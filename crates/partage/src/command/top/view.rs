@@ -201,9 +201,14 @@ fn gpu_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> 
     let row = |(gpu, used_percent): (&GpuReport, &f64)| {
         let total = gpu.memory_bytes.0;
         // Without data from the driver, the usage of shares is summed.
-        let parts = now.shares.iter().flat_map(|share| &share.parts).filter(|part| part.uuid == gpu.uuid);
-        let used =
-            gpu.used_memory_bytes.map_or_else(|| parts.map(|part| part.used_bytes.0).sum(), |used| used.0);
+        let gpu_shares = now
+            .shares
+            .iter()
+            .flat_map(|share| &share.gpu_shares)
+            .filter(|gpu_share| gpu_share.uuid == gpu.uuid);
+        let used = gpu
+            .used_memory_bytes
+            .map_or_else(|| gpu_shares.map(|gpu_share| gpu_share.used_bytes.0).sum(), |used| used.0);
         let allocated = gpu.granted_memory_bytes.0;
         let guaranteed = f64::from(gpu.guaranteed_cores.as_millipercent()) / 100_000.0;
         let known = |value: Option<String>| cell(value.unwrap_or_else(|| "-".into()));
@@ -267,15 +272,20 @@ fn share_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -
     });
     let rows = order.into_iter().flat_map(|at| {
         let share = &now.shares[at];
-        share.parts.iter().zip(&rates.shares[at]).map(|(part, rate)| row(share, part, rate, rates, options))
+        share
+            .gpu_shares
+            .iter()
+            .zip(&rates.shares[at])
+            .map(|(gpu_share, rate)| row(share, gpu_share, rate, rates, options))
     });
     layout_table(&SHARE_COLUMNS, rows.collect(), options.width)
 }
 
 /// Compares two shares by the sort key.
 fn compare_shares(now: &MachineReport, rates: &UsageRates, sort: SortKey, a: usize, b: usize) -> Ordering {
-    let memory =
-        |at: usize| now.shares[at].parts.iter().map(|part| u128::from(part.used_bytes.0)).sum::<u128>();
+    let memory = |at: usize| {
+        now.shares[at].gpu_shares.iter().map(|gpu_share| u128::from(gpu_share.used_bytes.0)).sum::<u128>()
+    };
     let sum = |at: usize, what: fn(&ShareRate) -> f64| rates.shares[at].iter().map(what).sum::<f64>();
     match sort {
         SortKey::Name => Ordering::Equal,
@@ -287,7 +297,7 @@ fn compare_shares(now: &MachineReport, rates: &UsageRates, sort: SortKey, a: usi
 
 fn row(
     share: &ShareReport,
-    part: &GpuShareReport,
+    gpu_share: &GpuShareReport,
     rate: &ShareRate,
     rates: &UsageRates,
     options: &ViewOptions,
@@ -296,7 +306,7 @@ fn row(
     const NEAR_LIMIT: f64 = 0.9;
     /// Percentage of throttled time from which it is highlighted; less is the normal effect of a limit.
     const HIGH_THROTTLED_PERCENT: f64 = 50.0;
-    let of_limit = part.memory_bytes.map(|limit| fraction(part.used_bytes.0, limit.0));
+    let of_limit = gpu_share.memory_bytes.map(|limit| fraction(gpu_share.used_bytes.0, limit.0));
     let full = of_limit.is_some_and(|used| used >= NEAR_LIMIT);
     let styled = |warn: bool, text: String| {
         StyledLine::new(if warn { TextStyle::Warning } else { TextStyle::Plain }, format_args!("{text}"))
@@ -305,16 +315,16 @@ fn row(
     vec![
         name(share, options),
         cell(&share.user),
-        cell(part.gpu),
+        cell(gpu_share.gpu),
         of_limit.map_or_else(StyledLine::default, |used| {
             bar(used, 0.0, bar_width(options.width, 6, 8), style, options)
         }),
-        styled(full, format_bytes(part.used_bytes.0)),
-        cell(part.memory_bytes.map_or_else(|| "-".into(), |limit| format_bytes(limit.0))),
+        styled(full, format_bytes(gpu_share.used_bytes.0)),
+        cell(gpu_share.memory_bytes.map_or_else(|| "-".into(), |limit| format_bytes(limit.0))),
         cell(percent(rates, rate.used)),
-        cell(format_cores(part, options.mark("≤", "<="))),
+        cell(format_cores(gpu_share, options.mark("≤", "<="))),
         styled(rate.throttled >= HIGH_THROTTLED_PERCENT, percent(rates, rate.throttled)),
-        styled(part.refusals > 0, part.refusals.to_string()),
+        styled(gpu_share.refusals > 0, gpu_share.refusals.to_string()),
         note(share),
     ]
 }

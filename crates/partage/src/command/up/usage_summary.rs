@@ -26,7 +26,7 @@ impl UsageSummary {
             let seen = self.shares.entry(share.name.clone()).or_insert_with(|| ShareHistory {
                 first: report.at,
                 last: report.at,
-                before: share.parts.iter().map(|part| part.spent_nanos).collect(),
+                before: share.gpu_shares.iter().map(|gpu_share| gpu_share.spent_nanos).collect(),
                 share: share.clone(),
             });
             seen.last = report.at;
@@ -42,10 +42,10 @@ impl UsageSummary {
             match self.shares.get(&workload.name) {
                 Some(seen) => rows.extend(
                     seen.share
-                        .parts
+                        .gpu_shares
                         .iter()
                         .zip(&seen.before)
-                        .map(|(part, &before)| row(workload, seen, part, before)),
+                        .map(|(gpu_share, &before)| row(workload, seen, gpu_share, before)),
                 ),
                 None => rows.push([
                     workload.name.clone(),
@@ -78,10 +78,10 @@ fn requested(workload: &Workload) -> String {
     }
 }
 
-fn row(workload: &Workload, seen: &ShareHistory, part: &GpuShareReport, before: u64) -> [String; 6] {
+fn row(workload: &Workload, seen: &ShareHistory, gpu_share: &GpuShareReport, before: u64) -> [String; 6] {
     let time = seen.last.saturating_sub(seen.first).max(1);
-    let tenths = u128::from(part.spent_nanos.saturating_sub(before)) * 1000 / u128::from(time);
-    let refused = match part.refusals {
+    let tenths = u128::from(gpu_share.spent_nanos.saturating_sub(before)) * 1000 / u128::from(time);
+    let refused = match gpu_share.refusals {
         0 => "none".to_string(),
         1 => "1 allocation above the limit".to_string(),
         many => format!("{many} allocations above the limit"),
@@ -89,13 +89,13 @@ fn row(workload: &Workload, seen: &ShareHistory, part: &GpuShareReport, before: 
     [
         workload.name.clone(),
         requested(workload),
-        format!("{}.{} % of GPU {}", tenths / 10, tenths % 10, part.gpu),
-        match part.memory_bytes {
-            Some(limit) => format!("{} of {limit}", to_mib(part.peak_bytes)),
-            None => to_mib(part.peak_bytes).to_string(),
+        format!("{}.{} % of GPU {}", tenths / 10, tenths % 10, gpu_share.gpu),
+        match gpu_share.memory_bytes {
+            Some(limit) => format!("{} of {limit}", to_mib(gpu_share.peak_bytes)),
+            None => to_mib(gpu_share.peak_bytes).to_string(),
         },
         refused,
-        format!("{:.1} s", part.throttled_nanos as f64 / 1e9),
+        format!("{:.1} s", gpu_share.throttled_nanos as f64 / 1e9),
     ]
 }
 
