@@ -4,7 +4,7 @@
 #[path = "../../host/tests/support/sim_node.rs"]
 mod node;
 
-use node::{NodeTest, WorkloadProcess, eventually, on};
+use node::{NodeTest, TestWorkload, eventually, on};
 use partage_core::model::{Bytes, GpuUuid};
 use partage_driver_api::exports::DriverVersion;
 use partage_enforce::monitor::{AuditedShare, Monitor, MonitorReport};
@@ -47,9 +47,9 @@ fn bypass_of_a_region_is_reported_once() {
     on("bypass_of_a_region_is_reported_once", A100, 2, DRIVER, |inside| {
         let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
-        let greedy = WorkloadProcess::start(&WorkloadOptions { gpu: 0, memory_mib: 2048, busy: 50 });
-        let lost = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
-        let unowned = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
+        let greedy = TestWorkload::start(&WorkloadOptions { gpu: 0, memory_mib: 2048, busy: 50 });
+        let lost = TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
+        let unowned = TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 });
         let own = region("own", &uuid(&inside, 0), 1 << 30);
         let owner =
             |pid: u32| [&greedy, &lost].iter().any(|own| own.pid() == pid).then(|| String::from("own"));
@@ -101,7 +101,7 @@ fn truncated_usage_is_a_forgery_and_not_an_ungranted_gpu() {
     on("truncated_usage_is_a_forgery_and_not_an_ungranted_gpu", A100, 1, DRIVER, |inside| {
         let gpus = NvmlSession::open(&inside.driver).unwrap();
         let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
-        let program = WorkloadProcess::start(&WorkloadOptions { gpu: 0, memory_mib: 64, busy: 0 });
+        let program = TestWorkload::start(&WorkloadOptions { gpu: 0, memory_mib: 64, busy: 0 });
         let own = region("own", &uuid(&inside, 0), 1 << 30);
         std::fs::File::create(own.folder.path().join(partage_region::USAGE_FILE)).unwrap();
         let owner = |pid: u32| (pid == program.pid()).then(|| String::from("own"));
@@ -122,8 +122,8 @@ fn container_with_an_unmanaged_region_is_reported_and_never_suspected() {
         let own = region("own", &uuid(&inside, 0), 1 << 30);
         let audited = [own.audited.clone(), AuditedShare { key: "unmanaged".into(), region: None }];
         let (one, other) = (
-            WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 }),
-            WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 2048, busy: 50 }),
+            TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 64, busy: 0 }),
+            TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 2048, busy: 50 }),
         );
         let owner = |pid: u32| match pid {
             _ if pid == one.pid() => Some(String::from("own")),

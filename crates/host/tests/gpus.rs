@@ -4,7 +4,7 @@
 #[path = "support/sim_node.rs"]
 mod node;
 
-use node::{NodeTest, WorkloadProcess, eventually, on};
+use node::{NodeTest, TestWorkload, eventually, on};
 use partage_core::model::Bytes;
 use partage_driver_api::exports::DriverVersion;
 use partage_host::driver::InstalledDriver;
@@ -267,14 +267,14 @@ fn unloaded_driver_makes_gpus_unhealthy_and_prevents_a_session() {
 fn processes_are_sampled_with_memory_and_utilization() {
     on("processes_are_sampled_with_memory_and_utilization", A100, 2, TEST_DRIVER, |inside| {
         let gpus = NvmlSession::open(&inside.driver).unwrap();
-        let idle = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 300, busy: 0 });
-        let busy = WorkloadProcess::start(&WorkloadOptions { gpu: 1, memory_mib: 512, busy: 100 });
+        let idle = TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 300, busy: 0 });
+        let busy = TestWorkload::start(&WorkloadOptions { gpu: 1, memory_mib: 512, busy: 100 });
         let sample = eventually("the utilization of the busy process is reported", || {
             let sample = gpus.sample().remove(1);
             let percent = sample.processes.iter().find(|process| process.pid == busy.pid())?.busy;
             (percent > Some(80) && sample.utilization > Some(80)).then_some(sample)
         });
-        let of = |program: &WorkloadProcess| {
+        let of = |program: &TestWorkload| {
             sample.processes.iter().find(|process| process.pid == program.pid()).cloned().unwrap()
         };
         assert_eq!(sample.processes.len(), 2);

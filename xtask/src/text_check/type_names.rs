@@ -7,7 +7,7 @@ use super::rust_source::RustText;
 pub(super) struct TypeName {
     /// Its name.
     pub(super) name: String,
-    /// Whether other crates can name it: `pub`, outside test code.
+    /// Whether it is `pub`, also in test code: readers search for names in all of the workspace.
     pub(super) is_public: bool,
     path: String,
     line: usize,
@@ -28,7 +28,6 @@ pub(super) fn of_file(path: &str, source: &RustText) -> Vec<TypeName> {
     if FOREIGN_NAMES.iter().any(|folder| path.starts_with(folder)) {
         return Vec::new();
     }
-    let is_test = path.contains("/tests/") || path.contains("/benches/") || path.ends_with("/tests.rs");
     let mut names = Vec::new();
     let mut depth = 0i64;
     for (number, line) in source.code.lines().enumerate() {
@@ -36,12 +35,7 @@ pub(super) fn of_file(path: &str, source: &RustText) -> Vec<TypeName> {
         if let Some((name, is_public)) = declared(&words) {
             let is_nested = depth > 0 && line.starts_with(' ') && is_associated(&words);
             if !is_nested {
-                names.push(TypeName {
-                    name,
-                    is_public: is_public && !is_test,
-                    path: path.to_string(),
-                    line: number + 1,
-                });
+                names.push(TypeName { name, is_public, path: path.to_string(), line: number + 1 });
             }
         }
         depth += line.matches('{').count() as i64 - line.matches('}').count() as i64;

@@ -52,9 +52,9 @@ pub fn again(test: &str) -> Command {
 }
 
 /// A program that uses a GPU of the test's node. Dropping it kills the program.
-pub struct WorkloadProcess(Child);
+pub struct TestWorkload(Child);
 
-impl WorkloadProcess {
+impl TestWorkload {
     /// Starts the program as the test `workload`, which must call [`work`].
     pub fn start(load: &WorkloadOptions) -> Self {
         let options = format!("{} {} {}", load.gpu, load.memory_mib, load.busy);
@@ -77,7 +77,7 @@ impl WorkloadProcess {
     }
 }
 
-impl Drop for WorkloadProcess {
+impl Drop for TestWorkload {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
