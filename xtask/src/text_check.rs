@@ -2,8 +2,9 @@
 //!
 //! | check | applies to |
 //! |---|---|
-//! | word list: phrases that the project has replaced by standard terms | comments, string literals, Markdown, YAML, Makefile |
+//! | word list: phrases that the project has replaced by standard terms | comments and string literals of Rust, C and protobuf; Markdown, YAML, scripts, Makefile |
 //! | sentences that start with a relative pronoun as their subject | comments, Markdown |
+//! | doc comments that start with "The same", whose meaning depends on their neighbor | Rust |
 //! | doc comments whose first line is three words or fewer: at most 1 % | Rust |
 //! | constants whose names do not say what they measure | Rust |
 //! | public types that share a name | Rust, without generated code and NVIDIA's own names |
@@ -123,6 +124,7 @@ pub fn run(root: &Path, only: &[String], out: &mut dyn Write) -> Result<TextChec
                     types.entry(name.name.clone()).or_default().push(name);
                 }
             }
+            FileKind::CommentedSource => offenses.extend(check_comments(&RustText::parse(&text))),
             FileKind::Prose => offenses.extend(prose::check_markdown(&text)),
             FileKind::Data => offenses.extend(prose::check_words(&text)),
         }
@@ -176,7 +178,10 @@ fn report(findings: &[String], summary: &TextCheckSummary, out: &mut dyn Write) 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileKind {
     Rust,
+    /// Source of another language with the comments and string literals of C.
+    CommentedSource,
     Prose,
+    /// Text that is checked line by line for words.
     Data,
 }
 
@@ -188,10 +193,15 @@ impl FileKind {
         if skipped.iter().any(|part| path.contains(part)) {
             return None;
         }
+        let is_script = path.starts_with("tools/") || path.ends_with("/NOTES.txt");
         match path.rsplit_once('.').map_or(path, |(_, ending)| ending) {
             "rs" => Some(FileKind::Rust),
+            "c" | "h" | "proto" => Some(FileKind::CommentedSource),
             "md" => Some(FileKind::Prose),
-            "yaml" | "yml" | "toml" | "tpl" | "Makefile" | "Dockerfile" | "service" => Some(FileKind::Data),
+            "yaml" | "yml" | "toml" | "tpl" | "sh" | "py" | "Makefile" | "Dockerfile" | "service" => {
+                Some(FileKind::Data)
+            }
+            _ if is_script => Some(FileKind::Data),
             _ => None,
         }
     }
@@ -226,16 +236,27 @@ fn tracked_files(root: &Path) -> Result<Vec<String>, TextCheckError> {
     Ok(files)
 }
 
-fn check_rust(source: &RustText) -> Vec<Offense> {
+/// Checks comments and string literals.
+fn check_comments(source: &RustText) -> Vec<Offense> {
     let mut offenses = Vec::new();
     for comment in &source.comments {
-        offenses.extend(prose::check_words(&comment.text).into_iter().map(|found| found.below(comment.line)));
-        offenses
-            .extend(prose::check_sentences(&comment.text).into_iter().map(|found| found.below(comment.line)));
+        let text = comment.text.trim_start_matches("/*").trim_end_matches("*/");
+        let found = prose::check_words(text).into_iter().chain(prose::check_sentences(text));
+        offenses.extend(found.map(|found| found.below(comment.line)));
     }
     for (line, literal) in &source.strings {
         offenses.extend(prose::check_words(literal).into_iter().map(|found| found.below(*line)));
     }
+    offenses
+}
+
+fn check_rust(source: &RustText) -> Vec<Offense> {
+    let mut offenses = check_comments(source);
+    let refers = |doc: &&CommentBlock| doc.text.to_lowercase().starts_with("the same ");
+    offenses.extend(source.docs().filter(refers).map(|doc| Offense {
+        line: doc.line,
+        what: format!("doc comment that depends on its neighbor: {:?}", doc.first_line()),
+    }));
     for (line, code) in source.code.lines().enumerate() {
         let mut words = code.split_whitespace();
         if words.any(|word| word == "const" || word == "static") {

@@ -116,7 +116,8 @@ pub struct AuditTolerance {
     pub grace: u64,
     /// Bytes that a driver may take for a process beyond what the shim accounts for.
     pub memory: u64,
-    /// The same allowance in percent of what the process holds, for gaps between allocations. The larger one applies.
+    /// Percent of what a process holds that a driver may take beyond what the shim accounts for, for gaps between
+    /// allocations. The larger of this and `memory` applies.
     pub memory_percent: u64,
     /// Bytes of a context on a GPU whose context size has not been measured.
     pub context: u64,

@@ -84,7 +84,7 @@ fn killed_while_launching_is_reclaimed() {
     }
 }
 
-/// The same scenarios with hundreds of kills.
+/// Kills the scenarios of memory, pools and contexts at hundreds of instructions.
 #[test]
 #[ignore = "many minutes: make soak"]
 fn killed_at_hundreds_of_instructions_is_reclaimed() {

@@ -1,4 +1,4 @@
-/* A program for musl without start files: its loader has made the library ready before it comes here. */
+/* A program for musl without start files: musl's loader has initialized the library before it calls _start. */
 #include <stddef.h>
 
 int printf(const char *, ...);
@@ -11,7 +11,7 @@ _Noreturn void _exit(int);
 __attribute__((force_align_arg_pointer))
 #endif
 _Noreturn void _start(void) {
-    /* glibc's libraries are not for it: it is told so, and goes on. */
+    /* dlopen refuses libraries for glibc with an error, and the program continues. */
     void *driver = dlopen("libcuda.so.1", 2);
 
     printf("musl works, libcuda.so.1 %s\n", driver ? "is loaded" : dlerror());

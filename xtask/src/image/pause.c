@@ -1,4 +1,4 @@
-/* Holds the namespaces of a pod open: takes in the dead that are left to it, and ends when told to. */
+/* Keeps the namespaces of a pod open: reaps orphaned processes, and exits on SIGINT or SIGTERM. */
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -10,7 +10,7 @@ int main(void) {
     sigaddset(&awaited, SIGCHLD);
     sigaddset(&awaited, SIGINT);
     sigaddset(&awaited, SIGTERM);
-    /* Blocked signals wait for sigwait, even for the first process of a namespace, whom they would not reach else. */
+    /* The first process of a namespace gets only signals that it handles; blocked ones are kept for sigwait. */
     if (sigprocmask(SIG_BLOCK, &awaited, 0) != 0)
         return 1;
     while (sigwait(&awaited, &signal) == 0 && signal == SIGCHLD)

@@ -17,7 +17,7 @@ impl Offense {
 }
 
 /// Words and phrases that have a standard term, with the term.
-const WORD_LIST: [(&str, &str); 45] = [
+const WORD_LIST: [(&str, &str); 46] = [
     ("nobody", "name the component"),
     ("nobody's", "orphaned, unowned"),
     ("somebody", "name the component"),
@@ -40,6 +40,7 @@ const WORD_LIST: [(&str, &str); 45] = [
     ("is well again", "has recovered"),
     ("told of", "reported"),
     ("tells of", "reports"),
+    ("tell of", "report"),
     ("makes place", "frees capacity"),
     ("is asked for it", "name the request"),
     ("what there is", "what is available"),

@@ -25,6 +25,49 @@ fn doc_comment_that_only_points_elsewhere_is_found() {
 }
 
 #[test]
+fn doc_comment_that_starts_with_the_same_is_found() {
+    let source = RustText::parse(concat!(
+        "/// The ratio of CPU to GPU.\nconst A: f64 = 1.0;\n",
+        "/// The same ratio for shares.\nconst B: f64 = 1.0;\n// The same again.\n",
+    ));
+    let found = check_rust(&source);
+    assert_eq!(
+        words(&found),
+        [(3, "doc comment that depends on its neighbor: \"The same ratio for shares.\"")]
+    );
+}
+
+#[test]
+fn comments_and_strings_of_c_are_checked() {
+    let source = RustText::parse(
+        "/* Who reads it is refused. */\nint nobody = '\"'; // fine\nconst char *a = \"nobody\";\n",
+    );
+    let expected = [
+        (1, "sentence without a named subject: \"Who reads it is refused.\""),
+        (3, "\"nobody\": name the component"),
+    ];
+    assert_eq!(words(&check_comments(&source)), expected);
+}
+
+#[test]
+fn every_kind_of_source_has_its_check() {
+    let kinds = [
+        ("crates/a/src/lib.rs", Some(FileKind::Rust)),
+        ("crates/a/tests/a.c", Some(FileKind::CommentedSource)),
+        ("crates/a/proto/a.proto", Some(FileKind::CommentedSource)),
+        ("deploy/chart/partage/templates/NOTES.txt", Some(FileKind::Data)),
+        ("tools/release", Some(FileKind::Data)),
+        ("xtask/src/init.sh", Some(FileKind::Data)),
+        ("crates/a/src/generated/a.rs", None),
+        ("traces/README.md", None),
+        ("LICENSE", None),
+    ];
+    for (path, kind) in kinds {
+        assert_eq!(FileKind::of(path), kind, "{path}");
+    }
+}
+
+#[test]
 fn markdown_code_blocks_are_not_checked() {
     assert!(check_markdown("```sh\nnobody\n```\n").is_empty());
     assert_eq!(check_markdown("# What is new\n\n```sh\n```\nnobody\n").len(), 1);

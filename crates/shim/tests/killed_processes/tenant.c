@@ -70,7 +70,7 @@ int main(int count, char **words) {
         OK(cuCtxCreate_v2(&context, 0, 0));
         OK(cuModuleLoadData(&module, "any image"));
         OK(cuModuleGetFunction(&kernel, module, "busy_20us"));
-        /* What is looked up once has been. */
+        /* The first run fills the caches of everything that is looked up only once. */
         work(words[1]);
     }
     raise(SIGSTOP);

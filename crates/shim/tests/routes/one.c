@@ -1,4 +1,4 @@
-/* Takes one MiB of a device, says so, and keeps it until its input ends. */
+/* Allocates 1 MiB on a device, prints the result code, and holds the memory until its input ends. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

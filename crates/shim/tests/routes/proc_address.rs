@@ -90,7 +90,7 @@ fn every_hooked_function_is_returned_as_its_hook() {
     }
 }
 
-/// The same with the files of real drivers, which may not be distributed with this project.
+/// Checks every hooked function with the files of real drivers, which may not be distributed with this project.
 #[test]
 #[ignore = "PARTAGE_TEST_REAL_DRIVERS must name folders with a libcuda.so.1 of a real driver"]
 fn every_hooked_function_of_a_real_driver_is_returned_as_its_hook() {

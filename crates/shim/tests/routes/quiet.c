@@ -17,7 +17,7 @@ static int count(const char *folder) {
 }
 int main(void) {
     int at_start = errno;
-    /* Looking names up is no use of the driver, and must not change errno. */
+    /* Looking up names does not use the driver, and must not change errno. */
     errno = 77;
     void *own = dlsym(RTLD_DEFAULT, "malloc"), *next = dlsym(RTLD_NEXT, "free"), *none = dlsym(RTLD_DEFAULT, "curl_easy_init");
     void *cudnn = dlsym(RTLD_DEFAULT, "cudnnCreate"), *version = dlvsym(RTLD_DEFAULT, "memcpy", "GLIBC_2.14");

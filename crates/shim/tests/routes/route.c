@@ -1,5 +1,5 @@
-/* Gets the driver's functions by one route, and says what limits it met: "total over fits nvml".
- *   route ROUTE [FILE]      FILE of libcuda; libnvidia-ml's has the same ending */
+/* Looks up the driver's functions by one route, and prints the limits that it finds: "total over fits nvml".
+ *   route ROUTE [FILE]      FILE is a libcuda; the libnvidia-ml beside it has the same ending */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static void *open_library(int nvml) {
     } else snprintf(name, sizeof name, "%s", file);
     void *handle;
     if (!strcmp(route, "dlmopen")) {
-        /* Both in one namespace, as a program would have them. */
+        /* Both libraries in one namespace, as in a real program. */
         static Lmid_t own = LM_ID_NEWLM;
         handle = dlmopen(own, name, RTLD_NOW);
         if (handle) dlinfo(handle, RTLD_DI_LMID, &own);

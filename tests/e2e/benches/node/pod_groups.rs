@@ -27,7 +27,7 @@ const KILL_SCHEDULE: [(u64, bool); 6] =
 pub(crate) enum PodSizes {
     /// The pods request no GPU.
     None,
-    /// The same share for every pod.
+    /// All pods request shares of one size.
     Share,
     /// A different amount of memory for every pod, which the pod reads from inside and prints.
     Each,

@@ -1,4 +1,4 @@
-//! The same clients in a container, next to another container on the same GPU: each shows the limit, the container's
+//! Runs the clients in a container, next to another container on the same GPU: each shows the limit, the container's
 //! own memory, processes and utilization, and nothing of the other container. Facts about the card itself do not
 //! change.
 

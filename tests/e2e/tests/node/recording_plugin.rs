@@ -20,7 +20,7 @@ pub(crate) struct ContainerStart {
     pub(crate) ids: BTreeSet<DeviceId>,
     /// The containers that hold the devices.
     pub(crate) holders: Result<Vec<DeviceHolder>, DeviceOwnerError>,
-    /// The same, found without kubelet's checkpoint.
+    /// The containers that hold the devices, found without kubelet's checkpoint.
     pub(crate) without_checkpoint: Result<Vec<DeviceHolder>, DeviceOwnerError>,
 }
 

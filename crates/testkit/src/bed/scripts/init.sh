@@ -8,5 +8,5 @@ read -r pid _ </proc/self/stat
 mount -t proc proc /proc || exit 1
 echo "$pid" >"$folder/init.pid.new" && mv "$folder/init.pid.new" "$folder/init.pid" || exit 1
 
-# Nothing is ever sent. When the owner closes the pipe or dies, cat exits. Meanwhile the shell reaps orphans.
+# The pipe never carries data: cat exits when the owner closes it or is killed. Meanwhile the shell reaps orphans.
 cat >/dev/null
