@@ -217,6 +217,33 @@ fn every_crate_takes_the_workspace_lints() {
     }
 }
 
+#[test]
+fn fuzz_workflow_runs_for_every_crate_that_fuzz_targets_link() {
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &str| std::fs::read_to_string(workspace.join(path)).unwrap();
+    let (manifest, workflow) = (read("fuzz/Cargo.toml"), read(".github/workflows/fuzz.yaml"));
+    let linked = manifest.split("path = \"../").skip(1).filter_map(|rest| rest.split('"').next());
+    let linked: Vec<&str> = linked.collect();
+    assert!(linked.contains(&"crates/core"), "{linked:?}");
+    let is_missing = |path: &&&str| !workflow.contains(&format!("- {path}/**\n"));
+    let missing: Vec<&&str> = linked.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), ".github/workflows/fuzz.yaml does not run for {missing:?}");
+}
+
+/// `CONTRIBUTING.md` names files by their paths in the repository.
+#[test]
+fn files_named_in_the_contributing_page_exist() {
+    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(workspace.join("CONTRIBUTING.md")).unwrap();
+    let roots = ["crates/", "tests/", "fuzz/", "xtask/", "docs/"];
+    let quoted = text.split('`').skip(1).step_by(2);
+    let named: BTreeSet<&str> =
+        quoted.filter(|quoted| roots.iter().any(|root| quoted.starts_with(root))).collect();
+    let missing: Vec<&&str> = named.iter().filter(|path| !workspace.join(path).exists()).collect();
+    assert!(named.len() > 15, "the page names few files: {named:?}");
+    assert!(missing.is_empty(), "CONTRIBUTING.md names files that do not exist: {missing:?}");
+}
+
 /// `docs/architecture.md` names files as `crate/path.rs`: a change that moves a file must update the page.
 #[test]
 fn files_named_in_the_architecture_page_exist() {
