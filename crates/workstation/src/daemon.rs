@@ -32,17 +32,16 @@ pub(crate) use standby::background;
 
 use crate::machine::{Machine, MachineError};
 use crate::settings::{WorkstationSettings, WorkstationSettingsError};
-use crate::share_store::{self, HeldElsewhere, ShareRecord, StoredShare};
+use crate::share_store::{self, HeldElsewhere, ShareRecord, StoredShare, UnmanagedCause, UnmanagedHold};
 use crate::state_dir::{StateDir, StateDirError};
 use connections::Connections;
 use exit_watch::ExitWatch;
 use gpu_claims::GpuClaims;
 use grant::ActiveShare;
-use partage_core::model::GpuUuid;
+use partage_core::model::{Gpu, GpuUuid, Node, Share};
 use partage_enforce::error_chain::describe;
 use partage_enforce::instance_lock::{InstanceLock, LockError};
 use partage_enforce::monitor::{Monitor, MonitorReport};
-use partage_enforce::records::RecordError;
 use partage_enforce::shares::{ManagedShares, throttled_gpus};
 use queue::QueuedRequest;
 use standby::Successor;
@@ -134,7 +133,7 @@ pub struct Daemon {
 #[derive(Default)]
 struct DaemonState {
     shares: BTreeMap<String, ActiveShare>,
-    /// Shares that another version of the daemon made and this one cannot manage, by name.
+    /// Shares that this daemon cannot manage: their records are missing, damaged or of another version. By name.
     held_elsewhere: BTreeMap<String, HeldElsewhere>,
     queue: Vec<QueuedRequest>,
     tickets: u64,
@@ -161,14 +160,7 @@ impl Daemon {
             match found {
                 StoredShare::Share(record) => self.adopt_share(*record, &throttled),
                 StoredShare::Leftover(name) => self.remove_share_files(&name),
-                StoredShare::RecordLost { name, held } => self.hold_without_record(name, held),
-                StoredShare::OtherVersion { name, held, reason } => self.hold_elsewhere(name, held, &reason),
-                StoredShare::Unreadable(name, reason) => self.warnings.add(&format!(
-                    "cannot read the record of share {name}, so its GPUs are not accounted for: {}; end its processes, \
-                     then remove {}",
-                    describe(&reason),
-                    self.state_dir.share(&name).display()
-                )),
+                StoredShare::Unmanaged { name, held, cause } => self.hold_unmanaged(name, held, &cause),
             }
         }
         share_store::remove_orphaned_libraries(&self.state_dir)?;
@@ -177,28 +169,29 @@ impl Daemon {
         Ok(())
     }
 
-    /// Accounts for a share of another version of the daemon, for as long as its directory exists.
-    fn hold_elsewhere(&self, name: String, held: Option<HeldElsewhere>, reason: &RecordError) {
-        let counted = if held.is_some() { "its GPUs stay held" } else { "its GPUs are not accounted for" };
-        self.warnings.add(&format!(
-            "share {name} was created by another version of partage, and {counted}: {}; start that version again, or \
-             end the share's processes and remove {}",
-            describe(reason),
-            self.state_dir.share(&name).display()
-        ));
+    /// Reports a share that this daemon cannot manage, and accounts for it as long as its directory exists.
+    fn hold_unmanaged(&self, name: String, held: UnmanagedHold, cause: &UnmanagedCause) {
+        let (counted, held) = account_for(held, &self.machine.node);
+        let path = self.state_dir.share(&name);
+        let path = path.display();
+        self.warnings.add(&match cause {
+            UnmanagedCause::RecordLost => format!(
+                "the record of running share {name} is missing, so it cannot be managed, and {counted}; end its \
+                 processes, then remove {path}"
+            ),
+            UnmanagedCause::OtherVersion(reason) => format!(
+                "share {name} was created by another version of partage, and {counted}: {}; start that version again, \
+                 or end the share's processes and remove {path}",
+                describe(reason)
+            ),
+            UnmanagedCause::Unreadable(reason) => format!(
+                "cannot read the record of share {name}, and {counted}: {}; end its processes, then remove {path}",
+                describe(reason)
+            ),
+        });
         if let Some(held) = held {
             self.state().held_elsewhere.insert(name, held);
         }
-    }
-
-    /// Accounts for a running share whose record was removed, for as long as its directory exists.
-    fn hold_without_record(&self, name: String, held: HeldElsewhere) {
-        self.warnings.add(&format!(
-            "the record of running share {name} is missing: its GPUs stay held, and it cannot be managed; end its \
-             processes, then remove {}",
-            self.state_dir.share(&name).display()
-        ));
-        self.state().held_elsewhere.insert(name, held);
     }
 
     fn adopt_share(self: &Arc<Self>, record: ShareRecord, throttled: &BTreeSet<GpuUuid>) {
@@ -251,7 +244,64 @@ impl Daemon {
     }
 }
 
+/// Returns the shares of GPUs to account for, and how a warning describes them. A running share that may hold any GPU
+/// holds all of them: memory that is granted twice fails in programs of both shares.
+fn account_for(held: UnmanagedHold, node: &Node) -> (&'static str, Option<HeldElsewhere>) {
+    match held {
+        UnmanagedHold::Known(held) => ("its GPUs stay held", Some(held)),
+        UnmanagedHold::Unknown { who } => {
+            let whole = |gpu: &Gpu| Share {
+                gpu: gpu.uuid.clone(),
+                memory_bytes: None,
+                cores: None,
+                ceiling: None,
+                whole: true,
+            };
+            let shares = node.gpus.iter().map(whole).collect();
+            let counted = "all GPUs stay held, because the limits of its region cannot be read";
+            (counted, Some(HeldElsewhere { who, shares }))
+        }
+        UnmanagedHold::NotInUse => (
+            "its GPUs are not accounted for, because no process uses its region and its limits cannot be read",
+            None,
+        ),
+    }
+}
+
 /// Returns the seconds since 1970.
 fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::users::UserIdentity;
+    use partage_core::model::Bytes;
+
+    #[test]
+    fn running_share_with_unknown_limits_holds_all_gpus() {
+        let gpu = |uuid: &str| Gpu {
+            uuid: uuid.into(),
+            minor: 0,
+            model: "Tesla T4".into(),
+            memory_bytes: Bytes(16 << 30),
+            numa: None,
+            pci: None,
+            withheld: None,
+        };
+        let node = Node::new("here", vec![gpu("GPU-1"), gpu("GPU-2")]);
+        let who = UserIdentity { uid: 1000, gids: Vec::new() };
+        let (counted, held) = account_for(UnmanagedHold::Unknown { who: who.clone() }, &node);
+        let held = held.unwrap();
+        assert!(counted.contains("all GPUs stay held"), "{counted}");
+        assert_eq!((&held.who, held.shares.len()), (&who, 2));
+        assert!(held.shares.iter().all(|share| share.whole));
+        let known = HeldElsewhere { who, shares: held.shares[..1].to_vec() };
+        let (counted, held) = account_for(UnmanagedHold::Known(known.clone()), &node);
+        assert_eq!(held, Some(known));
+        assert!(counted.contains("its GPUs stay held"), "{counted}");
+        let (counted, held) = account_for(UnmanagedHold::NotInUse, &node);
+        assert!(held.is_none() && counted.contains("not accounted for"), "{counted}");
+    }
 }

@@ -160,24 +160,36 @@ pub(crate) enum StoredShare {
     Share(Box<ShareRecord>),
     /// The directory of a daemon that was killed before it wrote the record.
     Leftover(String),
-    /// A directory without a record whose region is in use: the record was removed, and the share runs.
-    RecordLost {
-        name: String,
-        /// The shares of GPUs in the limits of its region.
-        held: HeldElsewhere,
-    },
-    /// A record of an unsupported version. Its share may be running, and what it holds must not be granted again.
-    OtherVersion {
-        name: String,
-        /// The shares of GPUs that it holds, if they can be read.
-        held: Option<HeldElsewhere>,
-        reason: RecordError,
-    },
-    /// A record that cannot be read. Its share may be running.
-    Unreadable(String, RecordError),
+    /// A share that this daemon cannot manage. It may be running, and what it holds must not be granted again.
+    Unmanaged { name: String, held: UnmanagedHold, cause: UnmanagedCause },
 }
 
-/// The shares of GPUs of a share that this daemon cannot manage.
+/// Why a share cannot be managed.
+#[derive(Debug)]
+pub(crate) enum UnmanagedCause {
+    /// The record was removed, and the region is in use.
+    RecordLost,
+    /// The record has an unsupported version.
+    OtherVersion(RecordError),
+    /// The record cannot be read.
+    Unreadable(RecordError),
+}
+
+/// What a share that this daemon cannot manage holds, as far as it is known.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum UnmanagedHold {
+    /// The shares of GPUs in its record or in the limits of its region.
+    Known(HeldElsewhere),
+    /// Processes use its region, and neither its record nor its limits can be read: it may hold any GPU.
+    Unknown {
+        /// The owner of the region.
+        who: UserIdentity,
+    },
+    /// Nothing can be read, and no process uses its region.
+    NotInUse,
+}
+
+/// The owner and the shares of GPUs of a share that this daemon cannot manage.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct HeldElsewhere {
     pub(crate) who: UserIdentity,
@@ -190,45 +202,56 @@ pub(crate) fn load_all(state_dir: &StateDir) -> io::Result<Vec<StoredShare>> {
     for entry in fs::read_dir(state_dir.shares())? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !entry.file_type()?.is_dir() {
-            found.push(StoredShare::Unreadable(name, RecordError::NotAFile { path: entry.path() }));
-            continue;
-        }
+        let region = region_dir(state_dir, &name);
         let path = entry.path().join(RECORD_FILE);
-        found.push(match records::read_file::<ShareRecord>(&path) {
-            Ok(Some(record)) if !record.is_named(&name) => {
-                StoredShare::Unreadable(name, RecordError::Misnamed { path })
+        let read = if entry.file_type()?.is_dir() {
+            records::read_file::<ShareRecord>(&path)
+        } else {
+            Err(RecordError::NotAFile { path: entry.path() })
+        };
+        let cause = match read {
+            Ok(Some(record)) if record.is_named(&name) => {
+                found.push(StoredShare::Share(Box::new(record)));
+                continue;
             }
-            Ok(Some(record)) => StoredShare::Share(Box::new(record)),
-            Ok(None) => match held_by_region(&region_dir(state_dir, &name)) {
-                Some(held) => StoredShare::RecordLost { name, held },
-                None => StoredShare::Leftover(name),
-            },
-            Err(reason) if reason.is_unsupported_version() => {
-                StoredShare::OtherVersion { name, held: held_elsewhere(&reason), reason }
+            Ok(None) if !partage_region::is_in_use(&region) => {
+                found.push(StoredShare::Leftover(name));
+                continue;
             }
-            Err(reason) => StoredShare::Unreadable(name, reason),
-        });
+            Ok(Some(_)) => UnmanagedCause::Unreadable(RecordError::Misnamed { path }),
+            Ok(None) => UnmanagedCause::RecordLost,
+            Err(reason) if reason.is_unsupported_version() => UnmanagedCause::OtherVersion(reason),
+            Err(reason) => UnmanagedCause::Unreadable(reason),
+        };
+        let held = match held_by_record(&cause) {
+            Some(held) => UnmanagedHold::Known(held),
+            None => held_by_region(&region),
+        };
+        found.push(StoredShare::Unmanaged { name, held, cause });
     }
     Ok(found)
 }
 
-/// Reads the owner and the shares of a region that processes use. `None` if none does.
-fn held_by_region(region: &Path) -> Option<HeldElsewhere> {
-    if !partage_region::is_in_use(region) {
-        return None;
+/// Reads from a region what its share holds. Limits count whether or not a process uses the region: a program of the
+/// share may load the driver later.
+fn held_by_region(region: &Path) -> UnmanagedHold {
+    let usage = fs::metadata(region.join(partage_region::USAGE_FILE));
+    let uid = usage.map_or_else(|_| rustix::process::geteuid().as_raw(), |usage| usage.uid());
+    let who = UserIdentity { uid, gids: Vec::new() };
+    match partage_enforce::shares::shares_of_region(region) {
+        Ok(shares) => UnmanagedHold::Known(HeldElsewhere { who, shares }),
+        Err(_) if partage_region::is_in_use(region) => UnmanagedHold::Unknown { who },
+        Err(_) => UnmanagedHold::NotInUse,
     }
-    let uid = fs::metadata(region.join(partage_region::USAGE_FILE)).ok()?.uid();
-    let shares = partage_enforce::shares::shares_of_region(region).unwrap_or_default();
-    Some(HeldElsewhere { who: UserIdentity { uid, gids: Vec::new() }, shares })
 }
 
 /// Reads the owner and the shares of a record of another version by the field names of this version.
-fn held_elsewhere(reason: &RecordError) -> Option<HeldElsewhere> {
-    match reason {
-        RecordError::Invalid { source: DecodeError::UnsupportedVersion { fields, .. }, .. } => {
-            serde_json::from_value(fields.clone().into()).ok()
-        }
+fn held_by_record(cause: &UnmanagedCause) -> Option<HeldElsewhere> {
+    match cause {
+        UnmanagedCause::OtherVersion(RecordError::Invalid {
+            source: DecodeError::UnsupportedVersion { fields, .. },
+            ..
+        }) => serde_json::from_value(fields.clone().into()).ok(),
         _ => None,
     }
 }
@@ -322,10 +345,26 @@ mod tests {
         path
     }
 
+    /// Creates the region of a share that has 4 GiB and 30 % of a GPU, and returns its directory.
+    fn put_region(state_dir: &StateDir, name: &str) -> PathBuf {
+        let region = create_region_dir(state_dir, name).unwrap();
+        let limits = partage_region::GpuShare { memory: 4 << 30, cores: 30_000, ..Default::default() };
+        partage_region::RegionHandle::create(&region, &[limits], Default::default()).unwrap();
+        region
+    }
+
     fn one(state_dir: &StateDir) -> StoredShare {
         let mut found = load_all(state_dir).unwrap();
         assert_eq!(found.len(), 1);
         found.remove(0)
+    }
+
+    /// Returns what the only share holds, which cannot be managed, and why it cannot.
+    fn unmanaged(state_dir: &StateDir, expected: &str) -> (UnmanagedHold, UnmanagedCause) {
+        match one(state_dir) {
+            StoredShare::Unmanaged { name, held, cause } if name == expected => (held, cause),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -366,18 +405,22 @@ mod tests {
     fn running_share_without_a_record_is_kept_with_what_its_limits_say() {
         let folder = tempfile::tempdir().unwrap();
         let state_dir = state_dir(&folder);
-        let region = create_region_dir(&state_dir, "trainer").unwrap();
+        create_region_dir(&state_dir, "trainer").unwrap();
         assert!(matches!(one(&state_dir), StoredShare::Leftover(_)), "nothing is in it");
-        let limits = partage_region::GpuShare { memory: 4 << 30, cores: 30_000, ..Default::default() };
-        partage_region::RegionHandle::create(&region, &[limits], Default::default()).unwrap();
+        let region = put_region(&state_dir, "trainer");
         assert!(matches!(one(&state_dir), StoredShare::Leftover(_)), "no process uses it");
         let process = partage_region::RegionTenant::attach(&region).unwrap();
-        let StoredShare::RecordLost { name, held } = one(&state_dir) else { panic!() };
-        assert_eq!((name.as_str(), held.shares.len()), ("trainer", 1));
+        let (held, cause) = unmanaged(&state_dir, "trainer");
+        assert!(matches!(cause, UnmanagedCause::RecordLost), "{cause:?}");
+        let UnmanagedHold::Known(held) = held else { panic!("{held:?}") };
+        assert_eq!(held.shares.len(), 1);
         assert_eq!(
             (held.shares[0].memory_bytes, held.shares[0].cores),
             (Some(Bytes(4 << 30)), Cores::percent(30))
         );
+        fs::remove_file(region.join(partage_region::LIMITS_FILE)).unwrap();
+        let (held, _) = unmanaged(&state_dir, "trainer");
+        assert!(matches!(held, UnmanagedHold::Unknown { .. }), "the process may hold any GPU: {held:?}");
         drop(process);
         assert!(matches!(one(&state_dir), StoredShare::Leftover(_)));
     }
@@ -389,13 +432,19 @@ mod tests {
         let path = put_format_1(&state_dir, "trainer");
         let newer = fs::read_to_string(&path).unwrap().replacen("\"format\": 1", "\"format\": 2", 1);
         fs::write(&path, &newer).unwrap();
-        let StoredShare::OtherVersion { name, held: Some(held), reason } = one(&state_dir) else { panic!() };
-        assert_eq!((name.as_str(), held.who.uid, held.shares.len()), ("trainer", 1000, 2));
+        let (held, cause) = unmanaged(&state_dir, "trainer");
+        let UnmanagedHold::Known(held) = held else { panic!("{held:?}") };
+        let UnmanagedCause::OtherVersion(reason) = cause else { panic!("{cause:?}") };
+        assert_eq!((held.who.uid, held.shares.len()), (1000, 2));
         assert!(reason.to_string().contains("trainer/share.json"), "{reason}");
         assert_eq!(fs::read_to_string(&path).unwrap(), newer);
-        // What it holds is unknown if the fields have other names.
+        // If the fields have other names, the limits of its region count.
         fs::write(&path, r#"{"format": 2, "name": "trainer"}"#).unwrap();
-        assert!(matches!(one(&state_dir), StoredShare::OtherVersion { held: None, .. }));
+        assert_eq!(unmanaged(&state_dir, "trainer").0, UnmanagedHold::NotInUse);
+        put_region(&state_dir, "trainer");
+        let (held, _) = unmanaged(&state_dir, "trainer");
+        let UnmanagedHold::Known(held) = held else { panic!("{held:?}") };
+        assert_eq!(held.shares[0].memory_bytes, Some(Bytes(4 << 30)));
     }
 
     #[test]
@@ -404,22 +453,46 @@ mod tests {
         let state_dir = state_dir(&folder);
         let path = put_format_1(&state_dir, "trainer");
         let whole = fs::read_to_string(&path).unwrap();
-        for text in [&whole[..100], "", "{}", &whole.replacen("\"trainer\"", "\"other\"", 1)] {
+        let unreadable = |name: &str| match unmanaged(&state_dir, name) {
+            (held, UnmanagedCause::Unreadable(reason)) => (held, reason),
+            other => panic!("{other:?}"),
+        };
+        let damaged = [&whole[..100], "", "{}", &whole.replacen("\"trainer\"", "\"other\"", 1)];
+        for text in damaged {
             fs::write(&path, text).unwrap();
-            assert!(
-                matches!(one(&state_dir), StoredShare::Unreadable(name, _) if name == "trainer"),
-                "{text}"
-            );
+            assert_eq!(unreadable("trainer").0, UnmanagedHold::NotInUse, "{text}");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        // The share keeps what its limits say, before a program of it uses the region and while one does.
+        let region = put_region(&state_dir, "trainer");
+        let memory = |held: UnmanagedHold| match held {
+            UnmanagedHold::Known(held) => held.shares[0].memory_bytes,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(memory(unreadable("trainer").0), Some(Bytes(4 << 30)));
+        let process = partage_region::RegionTenant::attach(&region).unwrap();
+        for text in damaged {
+            fs::write(&path, text).unwrap();
+            assert_eq!(memory(unreadable("trainer").0), Some(Bytes(4 << 30)), "{text}");
         }
         fs::remove_file(&path).unwrap();
         symlink("/nowhere", &path).unwrap();
-        assert!(matches!(one(&state_dir), StoredShare::Unreadable(_, RecordError::NotAFile { .. })));
+        let (held, reason) = unreadable("trainer");
+        assert!(matches!(reason, RecordError::NotAFile { .. }), "{reason}");
+        assert_eq!(memory(held), Some(Bytes(4 << 30)));
+        // The file is replaced, because the process has it mapped.
+        let limits = region.join(partage_region::LIMITS_FILE);
+        fs::remove_file(&limits).unwrap();
+        fs::write(&limits, "damaged").unwrap();
+        let (held, _) = unreadable("trainer");
+        assert!(matches!(held, UnmanagedHold::Unknown { .. }), "the process may hold any GPU: {held:?}");
+        drop(process);
+        assert_eq!(unreadable("trainer").0, UnmanagedHold::NotInUse);
         fs::remove_file(&path).unwrap();
         assert!(matches!(one(&state_dir), StoredShare::Leftover(name) if name == "trainer"));
         fs::remove_dir_all(state_dir.share("trainer")).unwrap();
         symlink("/nowhere", state_dir.share("link")).unwrap();
-        assert!(matches!(one(&state_dir), StoredShare::Unreadable(name, _) if name == "link"));
+        assert_eq!(unreadable("link").0, UnmanagedHold::NotInUse);
         assert!(state_dir.share("link").symlink_metadata().is_ok());
     }
 }

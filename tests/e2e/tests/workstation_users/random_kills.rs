@@ -192,7 +192,7 @@ fn random_kills_keep_limits_and_leave_nothing() {
 }
 
 #[test]
-fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
+fn share_with_a_newer_or_damaged_record_is_ignored_and_stays_reserved() {
     const SIMULATED_SETTINGS: &str = "driver: simulated\n";
     let state_dir = TestStateDir::new();
     let mut share = state_dir.start_share("newer", &["--memory", "30Gi"], &["sleep", "1000"]);
@@ -208,20 +208,25 @@ fn share_of_a_newer_version_is_ignored_and_stays_reserved() {
     let written = std::fs::read_to_string(&record).unwrap();
     let newer = written.replacen("{\"format\":1,", "{\"format\":2,", 1);
     assert_ne!(newer, written);
-    std::fs::write(&record, &newer).unwrap();
+    let damaged = &written[..written.len() / 2];
+    for (text, warning) in [
+        (newer.as_str(), "share newer was created by another version of partage, and its GPUs stay held"),
+        (damaged, "cannot read the record of share newer, and its GPUs stay held"),
+    ] {
+        std::fs::write(&record, text).unwrap();
+        let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
+        up.wait_for_line(warning);
+        // 39.39 GiB of each GPU can be shared.
+        let (code, message) = state_dir.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
+        assert!(code == 125 && message.contains("9.39 GiB"), "{message}");
+        assert_eq!(state_dir.shares(), Vec::<Value>::new());
+        assert!(share.is_running());
+        assert_eq!(std::fs::read_to_string(&record).unwrap(), text);
+        up.signal(libc::SIGTERM);
+        assert!(up.wait_for_exit().success());
+    }
 
-    let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
-    up.wait_for_line("share newer was created by another version of partage, and its GPUs stay held");
-    // 39.39 GiB of each GPU can be shared.
-    let (code, message) = state_dir.run_err(&["run", "--gpus", "2", "--memory", "20Gi", "--", "true"]);
-    assert!(code == 125 && message.contains("9.39 GiB"), "{message}");
-    assert_eq!(state_dir.shares(), Vec::<Value>::new());
-    assert!(share.is_running());
-    assert_eq!(std::fs::read_to_string(&record).unwrap(), newer);
-    up.signal(libc::SIGTERM);
-    assert!(up.wait_for_exit().success());
-
-    // The newer version comes back.
+    // The newer version comes back, or the record is restored.
     std::fs::write(&record, &written).unwrap();
     let mut up = state_dir.start_up(SIMULATED_SETTINGS, &["--metrics", "off"]);
     up.wait_for_line("share adopted share=newer");
