@@ -293,7 +293,8 @@ pub(crate) mod tests {
         assert_eq!((kept.pods.len(), kept.quarantined), (0, 0));
         assert_eq!(kept.unsupported, BTreeSet::from(["u-1".into()]));
         let error = describe(&store.put_pod(&record("u-1", 1)).unwrap_err());
-        assert!(error.ends_with("u-1.json: record of version 2, this build reads version 1"), "{error}");
+        assert!(error.contains("u-1.json: unsupported record (start the version that wrote it"), "{error}");
+        assert!(error.ends_with("record of version 2, this build reads version 1"), "{error}");
         store.remove_pod(&"u-1".into()).unwrap();
         assert_eq!(fs::read_to_string(pod_file(&folder, "u-1")).unwrap(), newer);
     }

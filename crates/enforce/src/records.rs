@@ -70,6 +70,19 @@ pub enum DecodeError {
     },
 }
 
+impl DecodeError {
+    /// Returns what to do with the file of the record, after what is wrong with it.
+    fn remedy(&self) -> &'static str {
+        match self {
+            DecodeError::Malformed(_) | DecodeError::NoVersion => "unusable record (remove it)",
+            DecodeError::UnsupportedVersion { .. } => {
+                "unsupported record (start the version that wrote it, or remove the file together with what it \
+                 describes)"
+            }
+        }
+    }
+}
+
 /// Returns the end of a message that names the previous version, if there is one.
 fn previous(newest: u32) -> String {
     if newest > 1 { format!(" and {}", newest - 1) } else { String::new() }
@@ -128,7 +141,7 @@ pub enum RecordError {
         path: PathBuf,
     },
     /// The content cannot be decoded.
-    #[error("{}", path.display())]
+    #[error("{}: {}", path.display(), source.remedy())]
     Invalid {
         /// The path of the file.
         path: PathBuf,

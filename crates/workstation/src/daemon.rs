@@ -46,6 +46,7 @@ use partage_enforce::shares::{ManagedShares, throttled_gpus};
 use queue::QueuedRequest;
 use standby::Successor;
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -182,7 +183,8 @@ impl Daemon {
             UnmanagedCause::OtherVersion(reason) => format!(
                 "share {name} was created by another version of partage, and {counted}: {}; start that version again, \
                  or end the share's processes and remove {path}",
-                describe(reason)
+                // Without the remedy for any record: that of a share is removed with its directory.
+                reason.source().map_or_else(|| describe(reason), describe)
             ),
             UnmanagedCause::Unreadable(reason) => format!(
                 "cannot read the record of share {name}, and {counted}: {}; end its processes, then remove {path}",

@@ -128,18 +128,26 @@ impl RecordDir {
 
     /// Moves a file to the quarantine. One that cannot be moved stays, and is found again at the next start.
     fn quarantine(&self, path: &Path, reason: RecordError) -> QuarantinedRecord {
-        let moved = self.move_to_quarantine(path);
-        let kept_at = match &moved {
-            Ok(to) => to.clone(),
-            Err(_) => path.to_path_buf(),
+        let kept_at = match self.move_to_quarantine(path) {
+            Ok(moved_to) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    moved_to = %moved_to.display(),
+                    reason = %describe(&reason),
+                    "record quarantined: the daemon continues without it, and the file is kept for inspection"
+                );
+                moved_to
+            }
+            Err(error) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    reason = %describe(&reason),
+                    "cannot quarantine a record: the daemon continues without it, and finds it again at the next start"
+                );
+                path.to_path_buf()
+            }
         };
-        tracing::warn!(
-            path = %path.display(),
-            moved_to = %kept_at.display(),
-            move_error = moved.err().map(tracing::field::display),
-            reason = %describe(&reason),
-            "record quarantined"
-        );
         QuarantinedRecord { path: kept_at, reason }
     }
 
@@ -173,10 +181,7 @@ fn read_named<T: VersionedRecord>(path: &Path, name: &str) -> Result<Option<T>, 
 }
 
 fn report_unsupported(reason: &RecordError) {
-    tracing::warn!(
-        reason = %describe(reason),
-        "record of another version left in place: start the version that wrote it, or remove the file together with what it describes"
-    );
+    tracing::warn!(reason = %describe(reason), "record of another version left in place");
 }
 
 fn is_hidden(name: &OsStr) -> bool {

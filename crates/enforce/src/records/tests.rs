@@ -138,7 +138,8 @@ fn unsupported_version_is_reported_and_not_changed() {
             panic!("{:?}", loaded.unsupported)
         };
         let expected = format!(
-            "{}: record of version {version}, this build reads version 1",
+            "{}: unsupported record (start the version that wrote it, or remove the file together with what it describes): \
+             record of version {version}, this build reads version 1",
             fixture.path("a.json").display()
         );
         assert_eq!((name.as_str(), describe(reason)), ("a", expected));
@@ -190,6 +191,7 @@ fn damaged_records_are_quarantined_and_others_are_loaded() {
         let file = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(*path, fixture.quarantined(file));
         assert!(reason.to_string().starts_with(&fixture.path(file).display().to_string()), "{reason}");
+        assert!(reason.to_string().ends_with("(remove it)"), "the message has a remedy: {reason}");
     }
     assert_eq!(fs::read_to_string(fixture.quarantined("cut.json")).unwrap(), r#"{"version":1,"i"#);
     assert_eq!(names(&fixture.root.path().join("records")), ["good.json"]);
