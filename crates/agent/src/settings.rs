@@ -38,12 +38,26 @@ pub enum AgentSettingsError {
         #[source]
         source: io::Error,
     },
+    /// The content of the file is invalid.
+    #[error("{}", path.display())]
+    Invalid {
+        /// The settings file with the invalid content.
+        path: PathBuf,
+        /// Why the content is invalid.
+        #[source]
+        source: InvalidAgentSettings,
+    },
+}
+
+/// Why the text of a settings file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidAgentSettings {
     /// The text is not valid YAML, or has an unknown key or a value of the wrong type.
     #[error("{0}")]
     Malformed(String),
     /// A value is out of range or contradicts another one.
     #[error("{key}: {message}")]
-    Invalid {
+    Value {
         /// The key of the value.
         key: String,
         /// The value, and what to write instead.
@@ -117,7 +131,13 @@ impl Default for AgentSettings {
 impl AgentSettings {
     /// Reads a file and returns the settings of a node.
     pub fn read(path: &Path, node: &NodeName) -> Result<AgentSettings, AgentSettingsError> {
-        AgentSettings::parse(&AgentSettings::text(path)?, node)
+        AgentSettings::parse_file(path, &AgentSettings::text(path)?, node)
+    }
+
+    /// Parses the text of a file, whose path the error contains.
+    fn parse_file(path: &Path, text: &str, node: &NodeName) -> Result<AgentSettings, AgentSettingsError> {
+        AgentSettings::parse(text, node)
+            .map_err(|source| AgentSettingsError::Invalid { path: path.into(), source })
     }
 
     /// Reads the text of a file.
@@ -133,21 +153,21 @@ impl AgentSettings {
     }
 
     /// Parses a text and returns the settings of a node.
-    pub fn parse(text: &str, node: &NodeName) -> Result<AgentSettings, AgentSettingsError> {
+    pub fn parse(text: &str, node: &NodeName) -> Result<AgentSettings, InvalidAgentSettings> {
         let file = SettingsDocument::parse(text)?;
         file.check()?;
         Ok(file.settings(node))
     }
 
-    fn check(&self) -> Result<(), AgentSettingsError> {
+    fn check(&self) -> Result<(), InvalidAgentSettings> {
         let invalid =
-            |key: &str, message: String| Err(AgentSettingsError::Invalid { key: key.into(), message });
+            |key: &str, message: String| Err(InvalidAgentSettings::Value { key: key.into(), message });
         self.dialect().validate().map_err(|error| {
             let key = match error {
                 dialect::DialectSettingsError::Slots(_) => "awsSlots",
                 dialect::DialectSettingsError::MemoryFactor => "volcanoMemoryFactor",
             };
-            AgentSettingsError::Invalid { key: key.into(), message: error.to_string() }
+            InvalidAgentSettings::Value { key: key.into(), message: error.to_string() }
         })?;
         debug_assert!(self.aws_slots <= MAX_SLOTS);
         if self.dialects.is_empty() {

@@ -1,7 +1,7 @@
 //! The format of the settings file: every key is optional, and `nodes` overrides keys on some nodes.
 
 use super::{
-    AgentSettings, AgentSettingsError, BypassAction, DriverSetting, MetricsSettings, ResizePolicy,
+    AgentSettings, BypassAction, DriverSetting, InvalidAgentSettings, MetricsSettings, ResizePolicy,
     SimulatedGpus,
 };
 use partage_core::dialect::{Dialect, MemoryUnit};
@@ -79,14 +79,14 @@ struct NodeOverride {
 
 impl SettingsDocument {
     /// Parses the text of a file; a file without keys has the defaults.
-    pub(super) fn parse(text: &str) -> Result<SettingsDocument, AgentSettingsError> {
+    pub(super) fn parse(text: &str) -> Result<SettingsDocument, InvalidAgentSettings> {
         let is_empty = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#');
         if text.lines().all(is_empty) {
             return Ok(SettingsDocument::default());
         }
         // On one line, because it becomes the message of an event.
         serde_saphyr::from_str(text)
-            .map_err(|error| AgentSettingsError::Malformed(error.without_snippet().to_string()))
+            .map_err(|error| InvalidAgentSettings::Malformed(error.without_snippet().to_string()))
     }
 
     /// Returns the settings of a node: those of the first override that names it, and of the file if the override has none.
@@ -134,10 +134,10 @@ impl SettingsDocument {
     }
 
     /// Checks the settings of all nodes: one file holds for all of them, and `--check` must find every error.
-    pub(super) fn check(&self) -> Result<(), AgentSettingsError> {
+    pub(super) fn check(&self) -> Result<(), InvalidAgentSettings> {
         self.with(None).check()?;
         for (at, node_override) in self.nodes.iter().enumerate() {
-            let invalid = |key: &str, message: String| AgentSettingsError::Invalid {
+            let invalid = |key: &str, message: String| InvalidAgentSettings::Value {
                 key: format!("nodes[{at}].{key}"),
                 message,
             };
@@ -146,7 +146,7 @@ impl SettingsDocument {
                 return Err(invalid("names", message.into()));
             }
             self.with(Some(node_override)).check().map_err(|error| match error {
-                AgentSettingsError::Invalid { key, message } => invalid(&key, message),
+                InvalidAgentSettings::Value { key, message } => invalid(&key, message),
                 other => other,
             })?;
         }

@@ -46,13 +46,14 @@ impl SettingsWatcher {
         (self.last, self.unreadable) = (None, None);
         let text = AgentSettings::text(path).inspect_err(|error| self.unreadable = Some(describe(error)))?;
         // The text that is parsed is the one that is kept: a later change is noticed by the next poll.
-        AgentSettings::parse(self.last.insert(text), &self.node)
+        AgentSettings::parse_file(path, self.last.insert(text), &self.node)
     }
 
     /// Returns the settings if the file has changed since it was last read. A file that is missing for a moment is not a change; why a
     /// file cannot be read is returned once.
     pub(crate) fn poll(&mut self) -> Option<Result<AgentSettings, AgentSettingsError>> {
-        let text = match AgentSettings::text(self.path.as_ref()?) {
+        let path = self.path.as_ref()?;
+        let text = match AgentSettings::text(path) {
             Ok(text) => text,
             Err(AgentSettingsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 return None;
@@ -68,7 +69,7 @@ impl SettingsWatcher {
         if self.last.as_ref() == Some(&text) {
             return None;
         }
-        Some(AgentSettings::parse(self.last.insert(text), &self.node))
+        Some(AgentSettings::parse_file(path, self.last.insert(text), &self.node))
     }
 
     /// Persists the text of the settings in force, so that the next agent can start with them if the file is invalid then. Does
@@ -137,6 +138,23 @@ mod tests {
         assert_eq!(eight.shares_per_gpu, 8);
         later.persist(&eight);
         assert!(later.earlier().is_none(), "nothing else was ever good");
+    }
+
+    #[test]
+    fn error_of_invalid_settings_names_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = AgentStore::open(folder.path(), folder.path()).unwrap();
+        let path = folder.path().join("node.yaml");
+        let mut watcher = SettingsWatcher::new(Some(path.clone()), &"gpu-1".into(), &store);
+        for (text, problem) in
+            [("sharesPerGpu: 0", "sharesPerGpu: 0 shares"), ("sharesPerGPU: 1", "sharesPerGPU")]
+        {
+            fs::write(&path, text).unwrap();
+            let polled = describe(&watcher.poll().unwrap().unwrap_err());
+            assert_eq!(polled, describe(&watcher.read().unwrap_err()));
+            let named = polled.strip_prefix(&format!("{}: ", path.display()));
+            assert!(named.is_some_and(|rest| rest.contains(problem)), "{polled}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::logging::{self, FilterError, LogFormat, LogOptions};
 use crate::output::write_line;
 use crate::terminal::wants_color;
 use clap::Args;
-use partage_agent::settings::{AgentSettings, AgentSettingsError};
+use partage_agent::settings::AgentSettings;
 use partage_agent::{AgentConfig, clean_up, run};
 use partage_core::model::NodeName;
 use partage_enforce::error_chain::describe;
@@ -190,15 +190,7 @@ impl NodeCommand {
                 Ok(CommandExit::Success)
             }
             Err(error) => {
-                match error {
-                    // This error already has the file name.
-                    AgentSettingsError::Io { .. } => {
-                        write_line(err, format_args!("error: {}", describe(&error)))?
-                    }
-                    error => {
-                        write_line(err, format_args!("error: {}: {}", file.display(), describe(&error)))?
-                    }
-                }
+                write_line(err, format_args!("error: {}", describe(&error)))?;
                 Ok(CommandExit::InputError)
             }
         }
