@@ -8,9 +8,13 @@ use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
 use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Deserializer};
-use std::io::{self, ErrorKind};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The settings file of root's daemon.
@@ -18,6 +22,9 @@ pub const MACHINE_SETTINGS_FILE: &str = "/etc/partage/partage.yaml";
 
 /// The maximum size of a settings file, in bytes.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+
+/// The mode bits that let the group and other users write a file.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// The settings of a workstation.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -294,6 +301,26 @@ pub enum WorkstationSettingsError {
         #[source]
         source: io::Error,
     },
+    /// The path names a directory, a pipe or a device.
+    #[error("{} is not a regular file: write the settings to a file, or link to one", path.display())]
+    NotAFile {
+        /// The path of the settings.
+        path: PathBuf,
+    },
+    /// The daemon of root would read a file that another user owns.
+    #[error("{} belongs to user {owner}, and root's daemon trusts only root: chown root {}", path.display(), path.display())]
+    ForeignOwner {
+        /// The path of the file.
+        path: PathBuf,
+        /// Its owner's user id.
+        owner: u32,
+    },
+    /// The daemon of root would read a file that other users can change.
+    #[error("{} can be changed by users other than root: chmod go-w {}", path.display(), path.display())]
+    Writable {
+        /// The path of the file.
+        path: PathBuf,
+    },
     /// The content of the file is invalid.
     #[error("{}", path.display())]
     Invalid {
@@ -342,13 +369,13 @@ impl WorkstationSettings {
         let text = match read(&path) {
             Ok(text) => text,
             // The settings in another user's state directory may not be readable.
-            Err(error)
+            Err(WorkstationSettingsError::Io { source, .. })
                 if file.is_none()
-                    && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
+                    && matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
             {
                 return Ok((WorkstationSettings::default(), None));
             }
-            Err(source) => return Err(WorkstationSettingsError::Io { path, source }),
+            Err(error) => return Err(error),
         };
         match WorkstationSettings::from_yaml(&text) {
             Ok(settings) => Ok((settings, Some(path))),
@@ -470,12 +497,34 @@ fn default_path() -> Option<PathBuf> {
     Some(folder.join("partage/partage.yaml"))
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    use std::io::Read;
+/// Reads the text of a settings file. Links are followed: the file that they lead to is checked.
+fn read(path: &Path) -> Result<String, WorkstationSettingsError> {
+    let failed = |source: io::Error| WorkstationSettingsError::Io { path: path.into(), source };
+    // A pipe without a writer would block.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // A socket.
+        Err(Errno::NXIO) => return Err(WorkstationSettingsError::NotAFile { path: path.into() }),
+        Err(error) => return Err(failed(error.into())),
+    };
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(WorkstationSettingsError::NotAFile { path: path.into() });
+    }
+    if rustix::process::geteuid().is_root() {
+        // The settings limit users, who must not be able to change them.
+        if metadata.uid() != 0 {
+            return Err(WorkstationSettingsError::ForeignOwner { path: path.into(), owner: metadata.uid() });
+        }
+        if metadata.mode() & WRITABLE_BY_OTHERS != 0 {
+            return Err(WorkstationSettingsError::Writable { path: path.into() });
+        }
+    }
     let mut text = String::new();
-    let read = std::fs::File::open(path)?.take(MAX_SETTINGS_BYTES + 1).read_to_string(&mut text)?;
+    let read = file.take(MAX_SETTINGS_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
     if u64::try_from(read).unwrap_or(u64::MAX) > MAX_SETTINGS_BYTES {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
+        return Err(failed(io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB")));
     }
     Ok(text)
 }

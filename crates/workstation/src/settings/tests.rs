@@ -127,3 +127,57 @@ fn named_settings_file_must_exist() {
     let large = describe(&WorkstationSettings::load(Some(&large), &state_dir).unwrap_err());
     assert!(large.contains("larger than 1 MiB"), "{large}");
 }
+
+/// Loads a settings file of a state directory that it is not in.
+fn load(path: &Path) -> Result<WorkstationSettings, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let state_dir = StateDir::at(folder.path()).unwrap();
+    WorkstationSettings::load(Some(path), &state_dir)
+        .map(|(settings, _)| settings)
+        .map_err(|error| describe(&error))
+}
+
+#[test]
+fn settings_are_read_only_from_a_regular_file() {
+    use rustix::fs::{CWD, FileType, mknodat};
+    let folder = tempfile::tempdir().unwrap();
+    let (pipe, socket) = (folder.path().join("pipe.yaml"), folder.path().join("socket.yaml"));
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for path in [&pipe, &socket, folder.path(), Path::new("/dev/null")] {
+        let refused = load(path).unwrap_err();
+        let expected = format!("{} is not a regular file: write the settings", path.display());
+        assert!(refused.starts_with(&expected), "{refused}");
+    }
+    let file = folder.path().join("settings.yaml");
+    std::fs::write(&file, "policy: binpack").unwrap();
+    std::os::unix::fs::symlink(&file, folder.path().join("link.yaml")).unwrap();
+    assert_eq!(load(&folder.path().join("link.yaml")).unwrap().policy, PlacementPolicy::Binpack);
+}
+
+#[test]
+fn daemon_of_root_refuses_settings_that_other_users_can_change() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        // Only root can change the owner of a file.
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("partage.yaml");
+    std::fs::write(&path, "policy: binpack").unwrap();
+    let set_mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o664, 0o646] {
+        set_mode(mode);
+        let refused = load(&path).unwrap_err();
+        assert!(refused.ends_with(&format!("chmod go-w {}", path.display())), "{refused}");
+    }
+    set_mode(0o644);
+    load(&path).unwrap();
+    chown(&path, Some(1), None).unwrap();
+    let refused = load(&path).unwrap_err();
+    assert!(refused.contains("belongs to user 1"), "{refused}");
+    assert!(refused.ends_with(&format!("chown root {}", path.display())), "{refused}");
+    // The same holds for the settings in a state directory: the defaults would set no limits.
+    let state_dir = StateDir::at(folder.path()).unwrap();
+    assert!(WorkstationSettings::load(None, &state_dir).is_err());
+}
