@@ -7,7 +7,6 @@ use crate::containers::lifecycle::ContainerOwner;
 use crate::device_plugin::ContainerKey;
 use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share};
 use partage_enforce::context_sizes::ContextSizes;
-use partage_enforce::error_chain::describe;
 use partage_enforce::shares::{
     Adoption, LiveShare, ManagedShares, MissingFiles, ShareError, ShareSpec, has_files, remove_region,
 };
@@ -172,23 +171,12 @@ impl ContainerRegions {
         owner: &ContainerOwner,
         shares: &[Share],
         throttled: &BTreeSet<GpuUuid>,
-    ) -> Result<(), ContainerRegionError> {
+    ) -> Result<Adoption, ContainerRegionError> {
         let directory = self.folder(key);
         // A region that exists keeps its policy.
         let spec = spec(&directory, shares, throttled, RegionPolicy::default());
         let adoption = self.shares.adopt(key, owner.clone(), &spec, MissingFiles::Leave);
-        let adoption = adoption.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))?;
-        if let Adoption::Unmanaged { reason } = adoption {
-            tracing::warn!(
-                %key,
-                uid = %owner.pod,
-                container = %owner.container,
-                path = %directory.display(),
-                reason,
-                "region is not managed, the container keeps its limits"
-            );
-        }
-        Ok(())
+        adoption.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
 
     /// Sets which launches wait for turns: those on GPUs with guaranteed compute.
@@ -230,11 +218,9 @@ impl ContainerRegions {
     }
 
     /// Removes the region of a container that has ended for good.
-    pub(crate) fn remove(&self, key: &ContainerKey) {
+    pub(crate) fn remove(&self, key: &ContainerKey) -> Result<(), ShareError> {
         self.shares.release(key);
-        if let Err(error) = remove_region(&self.folder(key)) {
-            tracing::warn!(%key, error = %describe(&error), "cannot remove the region of an ended container");
-        }
+        remove_region(&self.folder(key))
     }
 }
 
@@ -252,6 +238,7 @@ fn spec<'a>(
 mod tests {
     use super::*;
     use partage_core::model::Cores;
+    use partage_enforce::error_chain::describe;
     use partage_region::RegionTenant;
 
     const GPU: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
@@ -293,8 +280,8 @@ mod tests {
             regions.prepare(&self.key, &owner(), &share(mib), &self.throttled, RegionPolicy::default())
         }
 
-        fn adopt(&self, regions: &ContainerRegions, mib: u64) {
-            regions.adopt(&self.key, &owner(), &share(mib), &self.throttled).unwrap();
+        fn adopt(&self, regions: &ContainerRegions, mib: u64) -> Adoption {
+            regions.adopt(&self.key, &owner(), &share(mib), &self.throttled).unwrap()
         }
     }
 
@@ -332,7 +319,11 @@ mod tests {
             file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
         }
         let regions = fixture.restart();
-        fixture.adopt(&regions, 2000);
+        let adoption = fixture.adopt(&regions, 2000);
+        assert!(
+            matches!(&adoption, Adoption::Unmanaged { reason } if reason.contains("layout 3")),
+            "{adoption:?}"
+        );
         assert!(regions.live()[&fixture.key].region().is_none());
         let error = regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap_err().to_string();
         assert!(error.contains("container main keeps its current limits"), "{error}");
@@ -405,7 +396,20 @@ mod tests {
         fixture.prepare(&regions, 500).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 500);
         assert_eq!(regions.on_disk(), std::slice::from_ref(&fixture.key));
-        regions.remove(&fixture.key);
+        regions.remove(&fixture.key).unwrap();
         assert!(regions.live().is_empty() && regions.on_disk().is_empty());
+    }
+
+    #[test]
+    fn region_that_cannot_be_removed_is_an_error() {
+        let fixture = Fixture::new();
+        let regions = fixture.restart();
+        fixture.adopt(&regions, 1000);
+        let directory = fixture.folder.path().join("regions");
+        fs::remove_dir_all(&directory).unwrap();
+        fs::write(&directory, "").unwrap();
+        let error = describe(&regions.remove(&fixture.key).unwrap_err());
+        assert!(error.contains("cannot remove") && error.contains("regions/a"), "{error}");
+        assert!(regions.live().is_empty(), "the container has ended");
     }
 }

@@ -142,7 +142,9 @@ impl NodeState {
                     fault::point("after-forget-cdi");
                 }
                 RemoveStep::Region => {
-                    self.adapters.regions.remove(key);
+                    if let Err(error) = self.adapters.regions.remove(key) {
+                        failed(&describe(&error), "cannot remove the region of an ended container");
+                    }
                     fault::point("after-forget-region");
                 }
                 RemoveStep::Allocation => {

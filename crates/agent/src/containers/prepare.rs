@@ -149,10 +149,10 @@ impl NodeState {
         for step in PREPARE_STEPS {
             match step {
                 PrepareStep::Region => {
-                    let regions = &self.adapters.regions;
                     if may_run {
-                        regions.adopt(key, owner, &grant.shares, &all)?;
+                        self.adopt_region(key, owner, record, grant, &all)?;
                     } else {
+                        let regions = &self.adapters.regions;
                         regions.prepare(key, owner, &grant.shares, &all, region_policy(record))?;
                     }
                     fault::point("after-region");

@@ -7,17 +7,19 @@ use crate::config::AgentError;
 use crate::device_owner::{ContainerState, DeviceHolder};
 use crate::device_plugin::{ContainerKey, Refusal, RefusalReason};
 use crate::grants::GrantRequest;
+use crate::regions::ContainerRegionError;
 use crate::report::AgentCounters;
 use crate::settings::AgentSettings;
 use crate::state::{MachineFacts, NodeAdapters, NodeState, logged_name, now, offered};
 use crate::store::{self, PodRecord};
 use partage_cluster::{PodView, Severity};
-use partage_core::model::ContainerName;
+use partage_core::model::{ContainerName, GpuUuid, Grant};
 use partage_enforce::error_chain::describe;
 use partage_enforce::monitor::MonitorReport;
 use partage_enforce::records::DecodeError;
+use partage_enforce::shares::Adoption;
 use partage_host::cdi::{SpecContent, SpecError, StoredSpec};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
@@ -81,7 +83,7 @@ impl NodeState {
             let Some(record) = self.containers().grants().record(&owner.pod).cloned() else { continue };
             let Some(grant) = record.grant_of(&owner.container) else { continue };
             let adopted = if has_spec {
-                let adopted = self.adapters.regions.adopt(&key, &owner, &grant.shares, &throttled);
+                let adopted = self.adopt_region(&key, &owner, &record, grant, &throttled);
                 adopted
                     .map(|()| self.containers().prepared(std::slice::from_ref(&key), &owner))
                     .map_err(PrepareError::from)
@@ -95,6 +97,31 @@ impl NodeState {
             }
         }
         self.apply_turns();
+    }
+
+    /// Adopts the region of a container that may be running. One that cannot be managed stays as it is.
+    pub(super) fn adopt_region(
+        &self,
+        key: &ContainerKey,
+        owner: &ContainerOwner,
+        record: &PodRecord,
+        grant: &Grant,
+        throttled: &BTreeSet<GpuUuid>,
+    ) -> Result<(), ContainerRegionError> {
+        let regions = &self.adapters.regions;
+        if let Adoption::Unmanaged { reason } = regions.adopt(key, owner, &grant.shares, throttled)? {
+            let (namespace, pod) = logged_name(Some(&record.pod));
+            tracing::warn!(
+                namespace,
+                pod,
+                container = %owner.container,
+                %key,
+                path = %regions.folder(key).display(),
+                reason,
+                "region is not managed, the container keeps its limits"
+            );
+        }
+        Ok(())
     }
 
     /// Resolves the pods that had devices when the agent started and have no readable record: those that run carry their grants
