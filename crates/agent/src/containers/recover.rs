@@ -52,12 +52,22 @@ impl NodeState {
             match owner(&found) {
                 Some(Ok(content)) => drop(left.specs.insert(ContainerKey(found.name), content)),
                 Some(Err(OwnerError::Record(error @ DecodeError::UnsupportedVersion { .. }))) => {
-                    tracing::warn!(name = found.name, %error, "CDI spec of another agent version left in place");
+                    let path = adapters.cdi.spec_path(&found.name);
+                    tracing::warn!(
+                        path = %path.display(),
+                        %error,
+                        "CDI spec of another agent version left in place until the container starts again"
+                    );
                     left.foreign_specs.insert(ContainerKey(found.name));
                 }
                 Some(Err(error)) => {
                     counts.quarantined += 1;
-                    tracing::warn!(name = found.name, error = %describe(&error), "cannot read a CDI spec");
+                    let path = adapters.cdi.spec_path(&found.name);
+                    tracing::warn!(
+                        path = %path.display(),
+                        error = %describe(&error),
+                        "cannot read a CDI spec, it is written again when the container next starts"
+                    );
                 }
                 None => {}
             }
