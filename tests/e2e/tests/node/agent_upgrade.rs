@@ -56,7 +56,12 @@ fn agent_adopts_regions_of_the_last_release_and_ignores_unknown_layouts() {
         }
         let limits = fs::read(region.join("limits")).unwrap();
         test_node.restart_agent().await;
-        assert!(test_node.agent.log().contains("region is not managed"), "{}", test_node.agent.log());
+        let log = test_node.agent.log();
+        let reported = log.lines().find(|line| line.contains("region is not managed"));
+        assert!(reported.is_some_and(|line| line.contains("pod=\"old\"")), "{log}");
+        // A scrape compares the sources of the node's state at once.
+        test_node.metric_sum("partage_ledger_mismatch").unwrap();
+        test_node.wait_for_event_on(("Pod", "old"), "RegionNotManaged", "run the agent version that wrote it").await;
         request_resize(&test_node, "memory=4Gi");
         test_node.wait_for_event_on(("Pod", "old"), "ResizeRefused", "keeps its current limits").await;
         assert_eq!(fs::read(region.join("limits")).unwrap(), limits);
