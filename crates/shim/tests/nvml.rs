@@ -43,6 +43,8 @@ macro_rules! fails {
 /// Bytes that a context takes of the simulated GPU.
 const CONTEXT_BYTES: u64 = 414 * MIB;
 const MEMORY_LIMIT: u64 = 4096 * MIB;
+/// Interval in which a process looks for dead ones at most once.
+const RECLAIM_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The program that every test here runs in the container.
 #[test]
@@ -55,6 +57,7 @@ fn client() {
         "use" => use_gpu(number(0), number(1), number(2) != 0),
         "see" => see(number(0) as u32, number(1), number(2)),
         "see_none" => see_no_process(),
+        "see_exit" => see_exit(number(0) as u32, number(1)),
         "names" => names(number(0) as u32, number(1) as u32),
         "utilization" => utilization(number(0) as u32, number(1) as u32),
         "consistent" => consistent(),
@@ -337,6 +340,14 @@ fn see_no_process() {
     assert_other_lists_empty(&nvml, device);
 }
 
+/// Sees a process of this container, and after it was killed no process.
+fn see_exit(pid: u32, bytes: u64) {
+    see(pid, bytes, MEMORY_LIMIT);
+    print_line("seen");
+    wait_for_resume();
+    see_no_process();
+}
+
 #[test]
 fn containers_see_their_own_processes_and_memory() {
     for node in both_drivers() {
@@ -345,7 +356,7 @@ fn containers_see_their_own_processes_and_memory() {
             TestContainer::with_memory(&node, 2 * MEMORY_LIMIT),
         );
         one.run_role("see_none");
-        let (_first, pid) = work(&one, 0, 1000, false);
+        let (mut first, pid) = work(&one, 0, 1000, false);
         one.run_role(&format!("see {pid} {} {MEMORY_LIMIT}", CONTEXT_BYTES + 1000 * MIB));
         let (mut second, neighbor) = work(&other, 0, 3000, false);
         one.run_role(&format!("see {pid} {} {MEMORY_LIMIT}", CONTEXT_BYTES + 1000 * MIB));
@@ -355,6 +366,14 @@ fn containers_see_their_own_processes_and_memory() {
         assert_eq!(other.used(0), 0);
         let third = TestContainer::with_memory(&node, MEMORY_LIMIT);
         third.run_role("see_none");
+        // Nor do they for processes of the same container: for one that has seen them, and for one that starts later.
+        let mut observer = one.start(&format!("see_exit {pid} {}", CONTEXT_BYTES + 1000 * MIB));
+        observer.wait_for_line("seen");
+        first.kill();
+        std::thread::sleep(2 * RECLAIM_INTERVAL);
+        observer.resume();
+        observer.end();
+        one.run_role("see_none");
     }
 }
 
