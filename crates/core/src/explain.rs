@@ -60,7 +60,7 @@ impl AvailableAmount {
     pub fn amount(self) -> u64 {
         match self {
             AvailableAmount::Memory(bytes) => bytes.0,
-            AvailableAmount::Cores(cores) => u64::from(cores.as_millipercent() / 1000),
+            AvailableAmount::Cores(cores) => u64::from(cores.as_whole_percent()),
             AvailableAmount::Cpu(cpu) => cpu.0,
             AvailableAmount::Gpus(count) | AvailableAmount::Slots(count) => u64::from(count),
         }

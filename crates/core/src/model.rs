@@ -9,7 +9,7 @@ mod gpu;
 mod grant;
 mod names;
 
-pub use amounts::{Bytes, Cores, CoresError, MilliCpu};
+pub use amounts::{Bytes, Cores, CoresError, MilliCpu, TotalCores, TotalCoresError};
 pub use ask::{
     Ask, Colocation, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk,
     Oversubscription, PlacementPolicy, PodAsk, Selector, ShareAsk, UnknownPolicy, WantedGpus,

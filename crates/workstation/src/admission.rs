@@ -8,7 +8,8 @@ use partage_core::explain::SuggestedChange;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MAX_GPUS_PER_CONTAINER,
-    MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, WantedGpus,
+    MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, TotalCores,
+    WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
 use partage_enforce::placement_refusal::NoPlacement;
@@ -268,13 +269,12 @@ fn within_rule(
         }
     }
     if let Some(most) = rule.cores {
-        let sum = |shares: &mut dyn Iterator<Item = &Share>| -> u64 {
-            shares.filter_map(|share| share.cores).map(|cores| u64::from(cores.as_millipercent())).sum()
+        let sum = |shares: &mut dyn Iterator<Item = &Share>| -> TotalCores {
+            shares.filter_map(|share| share.cores).sum()
         };
         let (has, asked) = (sum(&mut theirs.clone()), sum(&mut shares.iter()));
-        let percent = |milli: u64| format!("{} %", milli.div_ceil(1000));
-        if has + asked > u64::from(most) * 1000 {
-            return no(format!("{most} %"), "GPU time".into(), percent(has), percent(asked));
+        if has.saturating_add(asked) > most {
+            return no(most.to_string(), "GPU time".into(), has.to_string(), asked.to_string());
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::protocol::ComputeMode;
 use crate::state_dir::StateDir;
 use crate::users::{self, UserIdentity};
-use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, PlacementPolicy};
+use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, PlacementPolicy, TotalCores};
 use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
@@ -92,9 +92,9 @@ pub struct UserRule {
     /// The maximum memory of all shares of a user together.
     #[serde(default, deserialize_with = "memory")]
     pub memory: Option<Bytes>,
-    /// The maximum compute of all shares of a user together, in percent of one GPU.
-    #[serde(default, deserialize_with = "percents")]
-    pub cores: Option<u32>,
+    /// The maximum compute of all shares of a user together.
+    #[serde(default, deserialize_with = "total_cores")]
+    pub cores: Option<TotalCores>,
     /// The maximum number of GPUs of one share.
     #[serde(default)]
     pub gpus: Option<u32>,
@@ -239,11 +239,9 @@ fn cores<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cores>, D:
     Ok(Some(cores))
 }
 
-fn percents<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+fn total_cores<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TotalCores>, D::Error> {
     let text = NumberOrText::deserialize(deserializer)?.text();
-    let wrong =
-        |_| serde::de::Error::custom(format!("invalid percentage {text}: write a whole number, such as 150"));
-    text.trim_end_matches('%').trim().parse().map(Some).map_err(wrong)
+    text.trim_end_matches('%').trim().parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PlacementPolicy, D::Error> {

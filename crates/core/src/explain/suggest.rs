@@ -254,7 +254,7 @@ impl SuggestionSearch<'_> {
             |ask| guaranteed(ask).is_some(),
             |changed, container| {
                 let from = changed.iter().filter_map(|&at| guaranteed(&self.ask.asks[at])).max()?;
-                let most = u64::from(from.as_millipercent() / 1000).max(1);
+                let most = u64::from(from.as_whole_percent()).max(1);
                 let (to, node) = self.largest(most, |ask, most| {
                     for &at in changed {
                         if let CoresAsk::Exactly(cores) = &mut ask.asks[at].want.share.cores {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::iter::Sum;
 use std::str::FromStr;
 
 /// An amount of memory in bytes.
@@ -55,15 +56,18 @@ impl fmt::Display for Bytes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cores(u32);
 
+/// How many of the unit of [`Cores`] are one percent.
+const MILLIPERCENT_PER_PERCENT: u32 = 1000;
+
 impl Cores {
     /// Zero percent of compute.
     pub const NONE: Cores = Cores(0);
     /// All compute of one GPU.
-    pub const WHOLE: Cores = Cores(100_000);
+    pub const WHOLE: Cores = Cores(100 * MILLIPERCENT_PER_PERCENT);
 
     /// Converts a whole percentage, or returns `None` above 100.
     pub fn percent(percent: u32) -> Option<Cores> {
-        (percent <= 100).then(|| Cores(percent * 1000))
+        (percent <= 100).then(|| Cores(percent * MILLIPERCENT_PER_PERCENT))
     }
 
     /// Converts thousandths of a percent, or returns `None` above one GPU.
@@ -76,6 +80,11 @@ impl Cores {
         self.0
     }
 
+    /// Returns the amount in percent, rounded down: for interfaces that count whole percentages.
+    pub const fn as_whole_percent(self) -> u32 {
+        self.0 / MILLIPERCENT_PER_PERCENT
+    }
+
     /// Returns the compute of `taken` slots of a GPU with `slots` slots.
     ///
     /// A slot is rounded down, so that all slots together never exceed the GPU. All slots are the whole GPU.
@@ -86,13 +95,52 @@ impl Cores {
 
 impl fmt::Display for Cores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", decimal_percent(self.0))?;
-        f.write_str(" %")
+        write!(f, "{} %", decimal_percent(u64::from(self.0)))
     }
 }
 
-fn decimal_percent(millipercent: u32) -> String {
-    let (whole, rest) = (millipercent / 1000, millipercent % 1000);
+/// Compute of several GPUs together, in thousandths of a percent of one GPU: 150 % is one and a half GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TotalCores(u64);
+
+impl TotalCores {
+    /// Returns the sum of two amounts.
+    #[must_use]
+    pub fn saturating_add(self, other: TotalCores) -> TotalCores {
+        TotalCores(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sum<Cores> for TotalCores {
+    fn sum<I: Iterator<Item = Cores>>(cores: I) -> TotalCores {
+        cores.fold(TotalCores::default(), |sum, cores| sum.saturating_add(TotalCores(u64::from(cores.0))))
+    }
+}
+
+impl fmt::Display for TotalCores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", decimal_percent(self.0))
+    }
+}
+
+/// Why a text is not an amount of compute.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid percentage {0}: write a number with at most three decimals, such as 150")]
+pub struct TotalCoresError(String);
+
+impl FromStr for TotalCores {
+    type Err = TotalCoresError;
+
+    fn from_str(text: &str) -> Result<Self, TotalCoresError> {
+        parse_millipercent(text)
+            .map(|millipercent| TotalCores(u64::from(millipercent)))
+            .ok_or_else(|| TotalCoresError(text.into()))
+    }
+}
+
+fn decimal_percent(millipercent: u64) -> String {
+    let unit = u64::from(MILLIPERCENT_PER_PERCENT);
+    let (whole, rest) = (millipercent / unit, millipercent % unit);
     if rest == 0 {
         return whole.to_string();
     }
@@ -108,29 +156,29 @@ impl FromStr for Cores {
     type Err = CoresError;
 
     fn from_str(text: &str) -> Result<Self, CoresError> {
-        let error = || CoresError(text.into());
-        let (whole, rest) = text.split_once('.').unwrap_or((text, "0"));
-        let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-        if !digits(whole) || !digits(rest) || rest.len() > 3 {
-            return Err(error());
-        }
-        let whole: u32 = whole.parse().map_err(|_| error())?;
-        let rest: u32 = format!("{rest:0<3}").parse().map_err(|_| error())?;
-        whole
-            .checked_mul(1000)
-            .and_then(|w| w.checked_add(rest))
-            .and_then(Cores::millipercent)
-            .ok_or_else(error)
+        parse_millipercent(text).and_then(Cores::millipercent).ok_or_else(|| CoresError(text.into()))
     }
+}
+
+/// Parses a percentage with at most three decimals.
+fn parse_millipercent(text: &str) -> Option<u32> {
+    let (whole, rest) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(rest) || rest.len() > 3 {
+        return None;
+    }
+    let whole: u32 = whole.parse().ok()?;
+    let rest: u32 = format!("{rest:0<3}").parse().ok()?;
+    whole.checked_mul(MILLIPERCENT_PER_PERCENT)?.checked_add(rest)
 }
 
 // Whole percentages are serialized as a number and finer ones as text, never as a binary fraction.
 impl Serialize for Cores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.0.is_multiple_of(1000) {
-            serializer.serialize_u32(self.0 / 1000)
+        if self.0.is_multiple_of(MILLIPERCENT_PER_PERCENT) {
+            serializer.serialize_u32(self.as_whole_percent())
         } else {
-            serializer.serialize_str(&decimal_percent(self.0))
+            serializer.serialize_str(&decimal_percent(u64::from(self.0)))
         }
     }
 }
@@ -207,11 +255,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn compute_of_several_gpus_may_exceed_one() {
+        let half_more: TotalCores = "150".parse().unwrap();
+        assert_eq!(half_more, [Cores::WHOLE, Cores(50_000)].into_iter().sum());
+        assert_eq!("33.5".parse(), Ok(TotalCores(33_500)));
+        assert_eq!(
+            (half_more.to_string(), TotalCores(33_500).to_string()),
+            ("150 %".into(), "33.5 %".into())
+        );
+        for bad in ["", "-1", "many", "1.2345", "4294967296"] {
+            assert!(bad.parse::<TotalCores>().is_err(), "{bad}");
+        }
+        assert_eq!(Cores(2_083).as_whole_percent(), 2);
+    }
+
     proptest! {
         #[test]
         fn cores_round_trip(milli in 0u32..=100_000) {
             let cores = Cores(milli);
-            prop_assert_eq!(decimal_percent(milli).parse(), Ok(cores));
+            prop_assert_eq!(decimal_percent(u64::from(milli)).parse(), Ok(cores));
             let json = serde_json::to_string(&cores).unwrap();
             prop_assert_eq!(serde_json::from_str::<Cores>(&json).unwrap(), cores);
         }

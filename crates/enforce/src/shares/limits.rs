@@ -9,6 +9,8 @@ use partage_region::{GpuShare, WHOLE_GPU};
 use std::collections::BTreeSet;
 
 const _: () = assert!(partage_core::model::MAX_GPUS_PER_CONTAINER as usize == partage_region::MAX_GPUS);
+// Compute is passed on without a conversion.
+const _: () = assert!(Cores::WHOLE.as_millipercent() == WHOLE_GPU);
 
 /// A share names a GPU by something that is not a UUID.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +65,6 @@ mod tests {
 
     #[test]
     fn amounts_are_converted_in_the_same_unit() {
-        assert_eq!(Cores::WHOLE.as_millipercent(), WHOLE_GPU, "both sides use the same unit");
         let plain = region_limits(&share(GPU), Bytes(7), false).unwrap();
         assert_eq!((plain.memory, plain.context, plain.cores, plain.ceiling), (u64::MAX, 7, 0, WHOLE_GPU));
         assert_eq!(plain.uuid[..2], [0x01, 0x23]);

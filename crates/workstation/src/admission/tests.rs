@@ -153,24 +153,50 @@ fn rules_apply_to_the_sum_of_a_users_shares() {
     .unwrap();
     let mut held = TestShares::default();
     held.run("a", user(1), &settings, &request(6, 40)).unwrap();
-    let refused = |held: &mut TestShares, who, request: &RunRequest, expected: &str| {
-        let refused = held.run("x", user(who), &settings, request).unwrap_err();
+    let refused = |held: &mut TestShares, settings: &_, who, request: &RunRequest, expected: &str| {
+        let refused = held.run("x", user(who), settings, request).unwrap_err();
         assert!(
             refused.reason == RefusalReason::NotAllowed && refused.message.contains(expected),
             "{refused:?}"
         );
     };
-    refused(&mut held, 1, &request(5, 10), "10 GiB of GPU memory in total, has 6 GiB and requests 5 GiB");
-    refused(&mut held, 1, &request(1, 30), "60 % of GPU time in total, has 40 % and requests 30 %");
-    refused(&mut held, 2, &RunRequest { gpus: Some(2), ..request(1, 1) }, "1 GPUs per share, requested 2");
-    refused(&mut held, 2, &RunRequest { whole: true, ..RunRequest::default() }, "may not have a whole GPU");
+    refused(
+        &mut held,
+        &settings,
+        1,
+        &request(5, 10),
+        "10 GiB of GPU memory in total, has 6 GiB and requests 5 GiB",
+    );
+    refused(
+        &mut held,
+        &settings,
+        1,
+        &request(1, 30),
+        "60 % of GPU time in total, has 40 % and requests 30 %",
+    );
+    refused(
+        &mut held,
+        &settings,
+        2,
+        &RunRequest { gpus: Some(2), ..request(1, 1) },
+        "1 GPUs per share, requested 2",
+    );
+    refused(
+        &mut held,
+        &settings,
+        2,
+        &RunRequest { whole: true, ..RunRequest::default() },
+        "may not have a whole GPU",
+    );
     held.run("b", user(1), &settings, &request(1, 1)).unwrap();
     held.run("c", user(1), &settings, &request(1, 1)).unwrap();
-    refused(&mut held, 1, &request(1, 1), "3 shares at a time and has a, b, c");
+    refused(&mut held, &settings, 1, &request(1, 1), "3 shares at a time and has a, b, c");
     held.run("d", user(2), &settings, &request(10, 60)).unwrap();
     let strict = WorkstationSettings::from_yaml("users: [{who: root}]").unwrap();
     let unmatched = held.run("x", user(3), &strict, &request(1, 1)).unwrap_err();
     assert!(unmatched.message.contains("no rule under users"), "{unmatched:?}");
+    let exact = WorkstationSettings::from_yaml("users: [{who: '*', cores: 40.5}]").unwrap();
+    refused(&mut held, &exact, 3, &request(1, 41), "40.5 % of GPU time in total, has 0 % and requests 41 %");
     let only = WorkstationSettings::from_yaml("users: [{who: '*', only: [1]}]").unwrap();
     for name in ["e", "f"] {
         assert_eq!(held.run(name, user(4), &only, &request(1, 1)).unwrap()[0].gpu, node().gpus[1].uuid);

@@ -43,6 +43,7 @@ reservations:
     .unwrap();
     assert_eq!(settings.default.memory, Some(Bytes(4 << 30)));
     assert_eq!(settings.users[1].memory, Some(Bytes(20 << 30)));
+    assert_eq!(settings.users[1].cores.unwrap().to_string(), "150 %");
     assert_eq!(settings.reservations[0].gpu(&node()), Some(node().gpus[1].uuid.clone()));
     settings.check_against(&node()).unwrap();
     let student = UserIdentity { uid: 4242, gids: vec![7] };
@@ -86,6 +87,7 @@ fn invalid_settings_are_explained() {
         ("default: {mode: hard}", "write cores, too"),
         ("simulated: {gpus: 0}", "invalid number of GPUs 0"),
         ("users: [{who: root, cores: many}]", "invalid percentage many"),
+        ("users: [{who: root, cores: 12.3456}]", "at most three decimals"),
     ] {
         let message = refused(text);
         assert!(message.contains(expected), "{text}: {message}");

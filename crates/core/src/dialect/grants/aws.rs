@@ -79,7 +79,7 @@ pub(super) fn write(placed: &[&PlacedGrant<'_>], written: &mut EncodedGrant) {
 
 /// Returns the whole percentage for MPS, rounded down so that all clients together do not exceed the GPU, and at least 1.
 fn thread_percentage(cores: Cores) -> u32 {
-    (cores.as_millipercent() / 1000).max(1)
+    cores.as_whole_percent().max(1)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::super::format::{self, format_bytes, format_cores};
 use super::rates::{ShareRate, UsageRates};
 use crate::terminal::{StyledLine, TableColumn, TextStyle, layout_table};
+use partage_core::model::Cores;
 use partage_workstation::report::{GpuReport, GpuShareReport, MachineReport, ShareReport, ShareStage};
 use std::cmp::Ordering;
 
@@ -210,7 +211,8 @@ fn gpu_table(now: &MachineReport, rates: &UsageRates, options: &ViewOptions) -> 
             .used_memory_bytes
             .map_or_else(|| gpu_shares.map(|gpu_share| gpu_share.used_bytes.0).sum(), |used| used.0);
         let allocated = gpu.granted_memory_bytes.0;
-        let guaranteed = f64::from(gpu.guaranteed_cores.as_millipercent()) / 100_000.0;
+        let guaranteed =
+            f64::from(gpu.guaranteed_cores.as_millipercent()) / f64::from(Cores::WHOLE.as_millipercent());
         let known = |value: Option<String>| cell(value.unwrap_or_else(|| "-".into()));
         vec![
             cell(gpu.index),
