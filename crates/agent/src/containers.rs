@@ -6,7 +6,10 @@
 
 pub(crate) mod consistency;
 pub(crate) mod gc;
+mod key;
 pub(crate) mod lifecycle;
 pub(crate) mod persist;
 mod prepare;
 pub(crate) mod recover;
+
+pub use key::ContainerKey;

@@ -13,7 +13,8 @@ mod runtime_info;
 pub use cri::{ContainerRuntime, ContainerState, PodSandbox, RuntimeContainer};
 pub use runtime_info::{CdiSupportError, RuntimeInfo};
 
-use crate::device_plugin::{ContainerKey, DeviceId};
+use crate::containers::ContainerKey;
+use crate::device_plugin::DeviceId;
 use kubelet_checkpoint::KubeletCheckpoint;
 use partage_core::model::{ContainerName, Namespace, PodName, PodUid};
 use pod_resources::PodResourcesList;

@@ -10,6 +10,7 @@ mod service;
 
 pub use partage_enforce::refusal::{Refusal, RefusalReason};
 
+use crate::containers::ContainerKey;
 use partage_kubelet_api::deviceplugin::KUBELET_SOCKET;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -39,29 +40,19 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// Identifies a container in CDI device names, after `partage.dev/grant=`: 32 hexadecimal digits that are never reused.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(transparent)]
-pub struct ContainerKey(pub String);
+/// Number of characters of a key in the name of a CDI device, which are hexadecimal digits.
+const KEY_LENGTH: usize = 32;
 
-impl ContainerKey {
-    /// Returns the CDI device of this key, as kubelet passes it to the container runtime.
-    pub fn cdi_device(&self) -> String {
-        format!("{CDI_KIND}={self}")
-    }
-
-    /// Returns the key in the name of a CDI device. `None` if the device is not one of Partage's grants.
-    pub fn of_cdi_device(device: &str) -> Option<ContainerKey> {
-        let key = device.strip_prefix(CDI_KIND)?.strip_prefix('=')?;
-        let is_key = key.len() == 32 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        is_key.then(|| ContainerKey(key.to_string()))
-    }
+/// Returns the CDI device of a container, as kubelet passes it to the container runtime.
+pub fn cdi_device(key: &ContainerKey) -> String {
+    format!("{CDI_KIND}={key}")
 }
 
-impl fmt::Display for ContainerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Returns the key in the name of a CDI device. `None` if the device is not one of Partage's grants.
+pub fn key_of_cdi_device(device: &str) -> Option<ContainerKey> {
+    let key = device.strip_prefix(CDI_KIND)?.strip_prefix('=')?;
+    let is_key = key.len() == KEY_LENGTH && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_key.then(|| ContainerKey(key.to_string()))
 }
 
 /// Decides about the devices of a plugin: the server calls it for kubelet's requests.
@@ -76,7 +67,7 @@ pub trait DeviceAllocator: Send + Sync + 'static {
 
     /// Returns the CDI devices that kubelet passes to the container runtime for this key.
     fn cdi_devices(&self, key: &ContainerKey) -> Vec<String> {
-        vec![key.cdi_device()]
+        vec![cdi_device(key)]
     }
 
     /// Answers `PreStartContainer`: a container with these devices is about to be created. On success everything that the

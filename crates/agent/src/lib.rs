@@ -57,4 +57,5 @@ pub use app::run;
 pub use cleanup::clean_up;
 pub use config::{AgentConfig, AgentError, SettingsCheckError};
 pub use container_runtime::ContainerRuntimeError;
+pub use containers::ContainerKey;
 pub use stale_mounts::StaleMountError;

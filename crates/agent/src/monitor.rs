@@ -8,7 +8,7 @@ pub(crate) mod driver_watchdog;
 pub(crate) mod suspected_bypasses;
 mod unshared_use;
 
-use crate::device_plugin::ContainerKey;
+use crate::containers::ContainerKey;
 use crate::settings::BypassAction;
 use crate::state::{NodeState, lock};
 use container_index::{ContainerIndex, NamedContainer};

@@ -3,8 +3,8 @@
 //! A region is in a directory named after the container's key. The engine creates, adopts and changes it; this module knows
 //! its directory and its container, and translates the engine's errors for the container.
 
+use crate::containers::ContainerKey;
 use crate::containers::lifecycle::ContainerOwner;
-use crate::device_plugin::ContainerKey;
 use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share};
 use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::shares::{

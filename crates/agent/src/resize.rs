@@ -1,7 +1,8 @@
 //! Live resizes: a pod's annotation requests other amounts, and the agent applies them to its running containers.
 
+use crate::containers::ContainerKey;
 use crate::containers::persist::SaveError;
-use crate::device_plugin::{ContainerKey, Refusal};
+use crate::device_plugin::Refusal;
 use crate::regions::ContainerRegionError;
 use crate::settings::ResizePolicy;
 use crate::state::{NodeState, logged_name};

@@ -5,9 +5,9 @@
 
 use crate::api_server::ApiServer;
 use crate::cdi_edits::DriverBundle;
+use crate::containers::ContainerKey;
 use crate::containers::lifecycle::Containers;
 use crate::device_owner::{ContainerRuntime, DeviceOwners};
-use crate::device_plugin::ContainerKey;
 use crate::monitor::suspected_bypasses::SuspectedBypasses;
 use crate::refusal_log::RefusalLog;
 use crate::regions::ContainerRegions;

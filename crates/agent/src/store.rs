@@ -18,7 +18,8 @@
 //! Versioning, replacement and quarantine of records are in [`partage_enforce::records`]. Their content is also in kubelet's
 //! checkpoint, in the CDI files and on the pods; they are the quickest way to know it.
 
-use crate::device_plugin::{ContainerKey, DeviceId};
+use crate::containers::ContainerKey;
+use crate::device_plugin::DeviceId;
 use partage_core::dialect::Dialect;
 use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid};
 use partage_enforce::records::{self, Durability, LoadedRecords, RecordDir, RecordError, VersionedRecord};

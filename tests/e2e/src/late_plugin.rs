@@ -7,9 +7,10 @@
 mod answer_record;
 
 use answer_record::AnswerRecord;
+use partage_agent::ContainerKey;
 use partage_agent::device_owner::{ContainerRuntime, DeviceHolder, DeviceOwners};
 use partage_agent::device_plugin::{
-    ContainerKey, DeviceAllocator, DeviceId, DevicePluginHandle, ListedDevice, Refusal, RefusalReason,
+    DeviceAllocator, DeviceId, DevicePluginHandle, ListedDevice, Refusal, RefusalReason,
 };
 use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};

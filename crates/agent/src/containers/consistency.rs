@@ -1,8 +1,8 @@
 //! Consistency checks between the ledger, the records, the regions and kubelet.
 
 use super::lifecycle::{ContainerOwner, ContainerStage, Containers, is_older};
+use crate::containers::ContainerKey;
 use crate::device_owner::DeviceHolder;
-use crate::device_plugin::ContainerKey;
 use crate::state::{NodeState, lock, logged_name};
 use crate::store::PodRecord;
 use partage_cluster::Severity;

@@ -5,8 +5,8 @@
 //! still run.
 
 use super::lifecycle::{OrphanCriteria, PodPhase, REMOVE_STEPS, RemoveStep};
+use crate::containers::ContainerKey;
 use crate::device_owner::{ContainerState, DeviceHolder, RuntimeContainer};
-use crate::device_plugin::ContainerKey;
 use crate::refusal_log::StartSubject;
 use crate::rejections::{self, requests_served_resource};
 use crate::state::{MIN_PASS_INTERVAL, NodeState, logged_name, now};

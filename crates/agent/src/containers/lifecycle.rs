@@ -15,8 +15,9 @@
 //! [`PREPARE_STEPS`] and [`REMOVE_STEPS`] give the order of the steps that follow. The agent may be killed between any two steps:
 //! [`Containers::recover`] derives the same map from what is on disk and from kubelet's checkpoint.
 
+use crate::containers::ContainerKey;
 use crate::device_owner::DeviceHolder;
-use crate::device_plugin::{ContainerKey, DeviceId, Refusal};
+use crate::device_plugin::{DeviceId, Refusal};
 use crate::grants::{GrantRequest, NodeGrants};
 use crate::settings::AgentSettings;
 use crate::store::{AllocationRecord, PodRecord};

@@ -7,8 +7,9 @@
 use super::lifecycle::{ContainerOwner, PREPARE_STEPS, PrepareStep};
 use super::recover::annotations;
 use crate::cdi_edits::{CdiEditError, CdiTarget};
+use crate::containers::ContainerKey;
 use crate::device_owner::{ContainerState, DeviceHolder, RuntimeContainer};
-use crate::device_plugin::{ContainerKey, DeviceAllocator, DeviceId, Refusal, RefusalReason};
+use crate::device_plugin::{DeviceAllocator, DeviceId, Refusal, RefusalReason, cdi_device};
 use crate::grants::GrantRequest;
 use crate::oversubscription::region_policy;
 use crate::refusal_log::StartSubject;
@@ -448,7 +449,7 @@ impl DeviceAllocator for NodeState {
     }
 
     fn cdi_devices(&self, key: &ContainerKey) -> Vec<String> {
-        vec![key.cdi_device(), SHARED_DEVICE.to_string()]
+        vec![cdi_device(key), SHARED_DEVICE.to_string()]
     }
 
     async fn prepare_container(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<(), Refusal> {

@@ -4,8 +4,9 @@ use super::lifecycle::{ContainerOwner, Containers, RecoveredContainer, RecoveryI
 use super::prepare::PrepareError;
 use crate::cdi_edits::DriverBundle;
 use crate::config::AgentError;
+use crate::containers::ContainerKey;
 use crate::device_owner::{ContainerState, DeviceHolder};
-use crate::device_plugin::{ContainerKey, Refusal, RefusalReason};
+use crate::device_plugin::{Refusal, RefusalReason};
 use crate::grants::GrantRequest;
 use crate::regions::ContainerRegionError;
 use crate::report::AgentCounters;

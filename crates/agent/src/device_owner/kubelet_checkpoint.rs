@@ -4,7 +4,7 @@
 //! if it carries one of the agent's keys.
 
 use super::DeviceHolder;
-use crate::device_plugin::{ContainerKey, DeviceId};
+use crate::device_plugin::{DeviceId, key_of_cdi_device};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use partage_host::cdi::SHARED_DEVICE;
@@ -112,7 +112,7 @@ impl CheckpointEntry {
     /// Returns the holder, or `None` if the answer is not the agent's.
     fn holder(self) -> Option<DeviceHolder> {
         let devices = cdi_devices(self.alloc_resp.as_deref()?)?;
-        let key = devices.iter().find_map(|device| ContainerKey::of_cdi_device(device))?;
+        let key = devices.iter().find_map(|device| key_of_cdi_device(device))?;
         let ids =
             self.device_ids.unwrap_or_default().into_values().flatten().flatten().map(DeviceId).collect();
         Some(DeviceHolder {

@@ -3,6 +3,7 @@
 
 use super::pod_resources::tests::RateLimitedKubelet;
 use super::*;
+use crate::device_plugin::cdi_device;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use partage_kubelet_api::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
@@ -83,7 +84,7 @@ fn write_checkpoint(kubelet: &Path, uids: &[&str]) {
 
 fn write_checkpoint_of(kubelet: &Path, uids: &[&str], ids: &[&str]) {
     let entry = |(number, uid): (usize, &&str)| {
-        let cdi_devices = vec![CdiDevice { name: ContainerKey(format!("{number:032x}")).cdi_device() }];
+        let cdi_devices = vec![CdiDevice { name: cdi_device(&ContainerKey(format!("{number:032x}"))) }];
         let answer = ContainerAllocateResponse { cdi_devices, ..Default::default() };
         let answer = STANDARD.encode(answer.encode_to_vec());
         json!({"PodUID": uid, "ContainerName": "main", "ResourceName": "example.com/gpu", "DeviceIDs": {"-1": ids},

@@ -1,6 +1,6 @@
 //! Containers that were recently found to bypass their limits, for the metric that reports them.
 
-use crate::device_plugin::ContainerKey;
+use crate::containers::ContainerKey;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

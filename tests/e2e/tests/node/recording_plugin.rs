@@ -1,9 +1,9 @@
 //! A real kubelet and containerd, with plugins whose provider records what it is called with.
 
+use partage_agent::ContainerKey;
 use partage_agent::device_owner::{ContainerRuntime, DeviceHolder, DeviceOwnerError, DeviceOwners};
 use partage_agent::device_plugin::{
-    CDI_KIND, ContainerKey, DeviceAllocator, DeviceId, DevicePluginHandle, ListedDevice, Refusal,
-    RefusalReason,
+    CDI_KIND, DeviceAllocator, DeviceId, DevicePluginHandle, ListedDevice, Refusal, RefusalReason,
 };
 use partage_core::model::PodUid;
 use partage_testkit::bed::{BedNode, TestBed};

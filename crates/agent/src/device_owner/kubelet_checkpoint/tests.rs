@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::containers::ContainerKey;
+use crate::device_plugin::cdi_device;
 use partage_kubelet_api::deviceplugin::CdiDevice;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -23,7 +25,7 @@ fn entry(holder: &DeviceHolder) -> CheckpointEntry {
         device_ids: Some(BTreeMap::from(by_node)),
         alloc_resp: holder.key.as_ref().map(|key| {
             let shared = holder.shared.then(|| SHARED_DEVICE.to_string());
-            answer(&[key.cdi_device()].into_iter().chain(shared).collect::<Vec<_>>())
+            answer(&[cdi_device(key)].into_iter().chain(shared).collect::<Vec<_>>())
         }),
     }
 }
@@ -81,7 +83,7 @@ proptest! {
         let ours = device.strip_prefix("partage.dev/grant=");
         let ours = ours.filter(|name| name.len() == 32 && name.to_lowercase() == *name);
         let devices = cdi_devices(&answer(std::slice::from_ref(&device))).unwrap();
-        let key = devices.iter().find_map(|device| ContainerKey::of_cdi_device(device));
+        let key = devices.iter().find_map(|device| key_of_cdi_device(device));
         prop_assert_eq!(key.map(|key| key.0), ours.map(String::from));
     }
 }
@@ -110,7 +112,7 @@ fn entries_of_other_plugins_are_skipped() {
             {{"PodUID": "u4", "ContainerName": "d", "ResourceName": "x/y", "DeviceIDs": {{"-1": ["e"]}}, "AllocResp": "{}"}}
         ], "RegisteredDevices": {{}}}}, "Checksum": 1}}"#,
         answer(&["nvidia.com/gpu=0".to_string()]),
-        answer(&["nvidia.com/gpu=0".to_string(), ours.cdi_device()]),
+        answer(&["nvidia.com/gpu=0".to_string(), cdi_device(&ours)]),
     );
     let read = holders(text.as_bytes()).unwrap();
     assert_eq!(read.len(), 1);
