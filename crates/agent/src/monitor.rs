@@ -5,13 +5,16 @@
 
 mod container_index;
 pub(crate) mod driver_watchdog;
+mod evictions;
 pub(crate) mod suspected_bypasses;
 mod unshared_use;
 
+use crate::api_server::ApiServer;
 use crate::containers::ContainerKey;
 use crate::settings::BypassAction;
 use crate::state::{NodeState, lock};
 use container_index::{ContainerIndex, NamedContainer};
+use evictions::Evictions;
 use partage_cluster::Severity;
 use partage_core::model::{ContainerName, GpuUuid, PodId, PodUid};
 use partage_enforce::error_chain::describe;
@@ -37,8 +40,7 @@ struct NodeMonitor {
     monitor: Monitor<ContainerKey>,
     containers: ContainerIndex,
     unshared_use: UnsharedUse,
-    /// When pods were last evicted.
-    evicted: BTreeMap<PodUid, Instant>,
+    evictions: Evictions,
 }
 
 /// Polls until stopped, or until the GPUs are no longer those that the session started with: then it returns what changed. Such a
@@ -54,7 +56,7 @@ pub(crate) async fn run(
         monitor,
         containers: ContainerIndex::default(),
         unshared_use: UnsharedUse::default(),
-        evicted: BTreeMap::new(),
+        evictions: Evictions::default(),
     };
     while !stop.is_cancelled() {
         let started = Instant::now();
@@ -137,30 +139,24 @@ impl NodeMonitor {
         }
     }
 
-    /// Evicts pods that bypass their limits, and again as long as they do: the API server may have been unavailable.
+    /// Evicts pods that bypass their limits.
     fn evict(&mut self, state: &NodeState, uids: BTreeSet<PodUid>) {
-        self.evicted.retain(|uid, at| uids.contains(uid) && at.elapsed() < EVICTION_RETRY_INTERVAL);
-        for uid in uids {
-            if self.evicted.contains_key(&uid) {
-                continue;
-            }
+        self.evictions.start(Instant::now(), uids, |uid| {
             // A pod without a grant is not the agent's to evict.
-            let Some(pod) = state.containers().grants().record(&uid).map(|record| record.pod.clone()) else {
-                continue;
-            };
-            self.evicted.insert(uid, Instant::now());
-            let cluster = state.adapters.cluster.clone();
-            tokio::spawn(async move {
-                match cluster.client.evict_pod(&pod).await {
-                    Ok(()) => {
-                        tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "pod evicted for bypassing its limits");
-                    }
-                    Err(error) => {
-                        let error = describe(&error);
-                        tracing::warn!(namespace = %pod.namespace, pod = %pod.name, error, "cannot evict a pod, retrying");
-                    }
-                }
-            });
+            let pod = state.containers().grants().record(uid)?.pod.clone();
+            Some(evict_pod(state.adapters.cluster.clone(), pod))
+        });
+    }
+}
+
+async fn evict_pod(cluster: ApiServer, pod: PodId) {
+    match cluster.client.evict_pod(&pod).await {
+        Ok(()) => {
+            tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "pod evicted for bypassing its limits");
+        }
+        Err(error) => {
+            let error = describe(&error);
+            tracing::warn!(namespace = %pod.namespace, pod = %pod.name, error, "cannot evict a pod, retrying");
         }
     }
 }
