@@ -15,7 +15,8 @@ pub use ask::{
     Oversubscription, PlacementPolicy, PodAsk, Selector, ShareAsk, UnknownPolicy, WantedGpus,
 };
 pub use gpu::{
-    DEFAULT_SLOTS, Gpu, GpuLink, LinkMatrix, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit, UnknownLink,
+    DEFAULT_SLOTS, Gpu, GpuLink, LinkMatrix, LinkMatrixError, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit,
+    OvercommitError, UnknownLink,
 };
 pub use grant::{Grant, PodGrant, PodId, Share};
 pub use names::{ContainerName, GpuUuid, Namespace, NodeName, PodName, PodUid};

@@ -26,7 +26,10 @@ mod server_layout;
 mod topology;
 
 pub use config::{ConfigError, MAX_NODE_GPUS, NodeConfig, NodeGpu, NodeSettings, parse_driver_version};
-pub use topology::{CpuList, NvLinkEnd, PciAddress, PciPath, PciPaths};
+pub use topology::{
+    CpuList, CpuListError, NvLinkEnd, NvLinkEndError, PciAddress, PciAddressError, PciPath, PciPaths,
+    PciPathsError,
+};
 
 use crate::state::SimNodeState;
 use rustix::fs::{FlockOperation, Mode};

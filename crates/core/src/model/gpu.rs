@@ -135,12 +135,16 @@ impl Default for Overcommit {
     }
 }
 
-impl TryFrom<u32> for Overcommit {
-    type Error = String;
+/// A percentage by which memory cannot be overcommitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("memoryOvercommitPercent is {0}: write 100 (none) to 10000")]
+pub struct OvercommitError(u32);
 
-    fn try_from(percent: u32) -> Result<Self, String> {
-        Overcommit::percent(percent)
-            .ok_or_else(|| format!("memoryOvercommitPercent is {percent}: write 100 (none) to 10000"))
+impl TryFrom<u32> for Overcommit {
+    type Error = OvercommitError;
+
+    fn try_from(percent: u32) -> Result<Self, OvercommitError> {
+        Overcommit::percent(percent).ok_or(OvercommitError(percent))
     }
 }
 
@@ -229,29 +233,59 @@ impl LinkMatrix {
     }
 }
 
-impl TryFrom<Vec<String>> for LinkMatrix {
-    type Error = String;
+/// Why rows are not the links between the GPUs of a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkMatrixError {
+    /// A row has another number of cells than there are rows.
+    #[error("links: row {row} has {cells} cells for {gpus} GPUs")]
+    RowLength {
+        /// The index of the row.
+        row: usize,
+        /// The number of cells in it.
+        cells: usize,
+        /// The number of rows.
+        gpus: usize,
+    },
+    /// A cell is not a link.
+    #[error("links: row {row}: {link}")]
+    UnknownLink {
+        /// The index of the row.
+        row: usize,
+        /// The text of the cell, and what to write instead.
+        link: UnknownLink,
+    },
+    /// The two directions between a pair of GPUs differ.
+    #[error("links: GPU {first} to {second} and GPU {second} to {first} differ")]
+    Asymmetric {
+        /// The GPU with the lower index.
+        first: usize,
+        /// The GPU with the higher index.
+        second: usize,
+    },
+}
 
-    fn try_from(rows: Vec<String>) -> Result<Self, String> {
+impl TryFrom<Vec<String>> for LinkMatrix {
+    type Error = LinkMatrixError;
+
+    fn try_from(rows: Vec<String>) -> Result<Self, LinkMatrixError> {
         let gpus = rows.len();
         let mut cells = Vec::with_capacity(gpus * gpus);
-        for (index, row) in rows.iter().enumerate() {
-            let names: Vec<&str> = row.split_whitespace().collect();
+        for (row, text) in rows.iter().enumerate() {
+            let names: Vec<&str> = text.split_whitespace().collect();
             if names.len() != gpus {
-                return Err(format!("links: row {index} has {} cells for {gpus} GPUs", names.len()));
+                return Err(LinkMatrixError::RowLength { row, cells: names.len(), gpus });
             }
             for name in names {
                 // The link of a GPU to itself is never used.
                 let link = if name == "X" { Ok(GpuLink::NvLink) } else { name.parse::<GpuLink>() };
-                cells.push(link.map_err(|e| format!("links: row {index}: {e}"))?);
+                cells.push(link.map_err(|link| LinkMatrixError::UnknownLink { row, link })?);
             }
         }
         let links = LinkMatrix { gpus, cells };
-        for a in 0..gpus {
-            for b in 0..a {
-                if links.between(a, b) != links.between(b, a) {
-                    return Err(format!("links: GPU {b} to {a} and GPU {a} to {b} differ"));
-                }
+        for second in 0..gpus {
+            let differs = |first: &usize| links.between(*first, second) != links.between(second, *first);
+            if let Some(first) = (0..second).find(differs) {
+                return Err(LinkMatrixError::Asymmetric { first, second });
             }
         }
         Ok(links)
@@ -269,5 +303,25 @@ impl From<LinkMatrix> for Vec<String> {
                 (0..links.gpus).map(cell).collect::<Vec<_>>().join(" ")
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_links_and_overcommitments_have_typed_errors() {
+        let links =
+            |rows: &[&str]| LinkMatrix::try_from(rows.iter().map(|row| row.to_string()).collect::<Vec<_>>());
+        let good = links(&["X PIX", "PIX X"]).unwrap();
+        assert_eq!(Vec::from(good), ["X PIX", "PIX X"]);
+        assert_eq!(links(&["X PIX"]), Err(LinkMatrixError::RowLength { row: 0, cells: 2, gpus: 1 }));
+        assert_eq!(links(&["X PIX", "SYS X"]), Err(LinkMatrixError::Asymmetric { first: 0, second: 1 }));
+        let unknown = links(&["X PIX", "PCI X"]).unwrap_err();
+        assert_eq!(unknown, LinkMatrixError::UnknownLink { row: 1, link: UnknownLink("PCI".into()) });
+        assert!(unknown.to_string().ends_with("use NV<n>, PIX, PXB, PHB, NODE or SYS"), "{unknown}");
+        assert_eq!(Overcommit::try_from(99), Err(OvercommitError(99)));
+        assert_eq!(Overcommit::try_from(150).map(u32::from), Ok(150));
     }
 }

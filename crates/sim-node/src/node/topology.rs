@@ -22,10 +22,15 @@ impl fmt::Display for PciAddress {
     }
 }
 
-impl FromStr for PciAddress {
-    type Err = String;
+/// A text that is not a PCI address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid PCI address \"{0}\": use the form 00000000:07:00.0")]
+pub struct PciAddressError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for PciAddress {
+    type Err = PciAddressError;
+
+    fn from_str(text: &str) -> Result<Self, PciAddressError> {
         let hex = |text: &str, letters: std::ops::RangeInclusive<usize>| {
             let fits = letters.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
             fits.then(|| u32::from_str_radix(text, 16).ok()).flatten()
@@ -40,14 +45,14 @@ impl FromStr for PciAddress {
                 device,
             })
         };
-        address().ok_or_else(|| format!("invalid PCI address \"{text}\": use the form 00000000:07:00.0"))
+        address().ok_or_else(|| PciAddressError(text.into()))
     }
 }
 
 impl TryFrom<String> for PciAddress {
-    type Error = String;
+    type Error = PciAddressError;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, PciAddressError> {
         text.parse()
     }
 }
@@ -102,10 +107,15 @@ impl fmt::Display for CpuList {
     }
 }
 
-impl FromStr for CpuList {
-    type Err = String;
+/// A text that is not a list of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid list of CPUs \"{0}\": use the form 0-15,128-143")]
+pub struct CpuListError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for CpuList {
+    type Err = CpuListError;
+
+    fn from_str(text: &str) -> Result<Self, CpuListError> {
         let number = |text: &str| text.parse::<u32>().ok().filter(|&cpu| cpu < CpuList::MAX_CPUS);
         let run = |run: &str| {
             let (first, last) = run.split_once('-').unwrap_or((run, run));
@@ -113,14 +123,14 @@ impl FromStr for CpuList {
             (first <= last).then_some((first, last))
         };
         let runs: Option<Vec<_>> = text.split(',').map(run).collect();
-        runs.map(CpuList).ok_or_else(|| format!("invalid list of CPUs \"{text}\": use the form 0-15,128-143"))
+        runs.map(CpuList).ok_or_else(|| CpuListError(text.into()))
     }
 }
 
 impl TryFrom<String> for CpuList {
-    type Error = String;
+    type Error = CpuListError;
 
-    fn try_from(text: String) -> Result<Self, String> {
+    fn try_from(text: String) -> Result<Self, CpuListError> {
         text.parse()
     }
 }
@@ -194,16 +204,51 @@ impl PciPaths {
     }
 }
 
-impl TryFrom<Vec<String>> for PciPaths {
-    type Error = String;
+/// Why rows are not the PCIe paths between the GPUs of a node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PciPathsError {
+    /// A row has another number of entries than there are rows.
+    #[error("pciPaths: row {row} has {entries} entries for {gpus} GPUs")]
+    RowLength {
+        /// The index of the row.
+        row: usize,
+        /// The number of entries in it.
+        entries: usize,
+        /// The number of rows.
+        gpus: usize,
+    },
+    /// An entry is not a path, or the diagonal is not marked.
+    #[error("pciPaths: row {row} has \"{found}\" for GPU {column}: use {expected}")]
+    UnknownPath {
+        /// The index of the row.
+        row: usize,
+        /// The index of the GPU that the entry is for.
+        column: usize,
+        /// The entry.
+        found: String,
+        /// The valid entries.
+        expected: &'static str,
+    },
+    /// The two directions between a pair of GPUs differ.
+    #[error("pciPaths: GPU {first} to {second} and GPU {second} to {first} differ")]
+    Asymmetric {
+        /// The GPU with the lower index.
+        first: usize,
+        /// The GPU with the higher index.
+        second: usize,
+    },
+}
 
-    fn try_from(rows: Vec<String>) -> Result<Self, String> {
+impl TryFrom<Vec<String>> for PciPaths {
+    type Error = PciPathsError;
+
+    fn try_from(rows: Vec<String>) -> Result<Self, PciPathsError> {
         let gpus = rows.len();
         let mut cells = Vec::with_capacity(gpus * gpus);
         for (row, text) in rows.iter().enumerate() {
             let words: Vec<&str> = text.split_whitespace().collect();
             if words.len() != gpus {
-                return Err(format!("pciPaths: row {row} has {} entries for {gpus} GPUs", words.len()));
+                return Err(PciPathsError::RowLength { row, entries: words.len(), gpus });
             }
             for (column, word) in words.into_iter().enumerate() {
                 let path = PciPath::ALL.into_iter().find(|path| path.name() == word);
@@ -211,18 +256,17 @@ impl TryFrom<Vec<String>> for PciPaths {
                     None if row == column && word == "X" => PciPath::Pix,
                     Some(path) if row != column => path,
                     _ => {
-                        let right = if row == column { "X" } else { "PIX, PXB, PHB, NODE or SYS" };
-                        return Err(format!(
-                            "pciPaths: row {row} has \"{word}\" for GPU {column}: use {right}"
-                        ));
+                        let expected = if row == column { "X" } else { "PIX, PXB, PHB, NODE or SYS" };
+                        return Err(PciPathsError::UnknownPath { row, column, found: word.into(), expected });
                     }
                 });
             }
         }
         let paths = PciPaths { gpus, cells };
-        for a in 0..gpus {
-            if let Some(b) = (0..a).find(|&b| paths.between(a, b) != paths.between(b, a)) {
-                return Err(format!("pciPaths: GPU {b} to {a} and GPU {a} to {b} differ"));
+        for second in 0..gpus {
+            let differs = |first: &usize| paths.between(*first, second) != paths.between(second, *first);
+            if let Some(first) = (0..second).find(differs) {
+                return Err(PciPathsError::Asymmetric { first, second });
             }
         }
         Ok(paths)
@@ -261,22 +305,32 @@ impl fmt::Display for NvLinkEnd {
     }
 }
 
-impl TryFrom<String> for NvLinkEnd {
-    type Error = String;
+/// Why a text is not the end of an NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NvLinkEndError {
+    /// The address of a switch is invalid.
+    #[error(transparent)]
+    Switch(#[from] PciAddressError),
+    /// The text has neither form.
+    #[error("invalid NVLink end \"{text}\": use the form \"gpu 3 link 2\" or \"switch 00000000:C4:00.0\"")]
+    Malformed {
+        /// The text that was given.
+        text: String,
+    },
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
+impl TryFrom<String> for NvLinkEnd {
+    type Error = NvLinkEndError;
+
+    fn try_from(text: String) -> Result<Self, NvLinkEndError> {
         if let Some(address) = text.strip_prefix("switch ") {
-            return address.parse().map(NvLinkEnd::Switch);
+            return Ok(NvLinkEnd::Switch(address.parse()?));
         }
         let end = || {
             let (gpu, link) = text.strip_prefix("gpu ")?.split_once(" link ")?;
             Some(NvLinkEnd::Gpu { gpu: gpu.parse().ok()?, link: link.parse().ok()? })
         };
-        end().ok_or_else(|| {
-            format!(
-                "invalid NVLink end \"{text}\": use the form \"gpu 3 link 2\" or \"switch 00000000:C4:00.0\""
-            )
-        })
+        end().ok_or(NvLinkEndError::Malformed { text })
     }
 }
 
@@ -328,8 +382,18 @@ mod tests {
             (&["X NV1", "NV1 X"], "\"NV1\" for GPU 1: use PIX"),
             (&["PIX"], "\"PIX\" for GPU 0: use X"),
         ] {
-            let error = rows(wrong).unwrap_err();
+            let error = rows(wrong).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+        let asymmetric = rows(&["X PIX", "SYS X"]);
+        assert_eq!(asymmetric, Err(PciPathsError::Asymmetric { first: 0, second: 1 }));
+    }
+
+    #[test]
+    fn invalid_nvlink_end_names_its_text() {
+        let end = |text: &str| NvLinkEnd::try_from(text.to_string());
+        assert_eq!(end("gpu 3 link 2"), Ok(NvLinkEnd::Gpu { gpu: 3, link: 2 }));
+        assert_eq!(end("gpu 3"), Err(NvLinkEndError::Malformed { text: "gpu 3".into() }));
+        assert_eq!(end("switch 1"), Err(NvLinkEndError::Switch(PciAddressError("1".into()))));
     }
 }
