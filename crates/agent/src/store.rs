@@ -203,6 +203,7 @@ pub(crate) fn decode(text: &str) -> Result<PodRecord, records::DecodeError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::settings::SettingsWatcher;
     use partage_core::model::{Bytes, Cores, Share};
     use partage_enforce::error_chain::describe;
     use std::fs;
@@ -326,6 +327,8 @@ pub(crate) mod tests {
         assert_eq!(resized.resize.as_deref(), Some("memory=1Gi"));
         let init = &resized.grant.grants[1];
         assert!(init.init && init.shares[0].whole && init.shares[0].ceiling == Some(Cores::WHOLE));
+        let watcher = SettingsWatcher::new(Some(folder.path().join("node.yaml")), &"gpu-1".into(), &store);
+        assert_eq!(watcher.earlier().unwrap().shares_per_gpu, 7, "the settings that were last in force");
         // A record that is written again is the same.
         let text =
             fs::read_to_string(written.join("pods/c0ffee00-0000-4000-8000-000000000001.json")).unwrap();

@@ -675,6 +675,7 @@ impl NodeModel {
         let held = held.filter_map(|holder| holder.key.clone()).collect();
         let waits = |pod: &ListedPod| !pod.finished && !agent.has_all_keys(&pod.id.uid);
         let view = OrphanCriteria {
+            // On a node these are the regions in use. Here there are none, so that all other rules have to protect them.
             kept: &BTreeSet::new(),
             on_disk: &on_disk,
             held: &held,
