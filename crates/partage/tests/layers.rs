@@ -244,23 +244,57 @@ fn files_named_in_the_contributing_page_exist() {
     assert!(missing.is_empty(), "CONTRIBUTING.md names files that do not exist: {missing:?}");
 }
 
-/// `docs/architecture.md` names files as `crate/path.rs`: a change that moves a file must update the page.
+/// Returns the text of `docs/architecture.md`.
+fn architecture_page() -> String {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/architecture.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+/// `docs/architecture.md` names files as `crate/path.rs` and functions as `crate/path.rs::function`: a change that moves one of
+/// them must update the page.
 #[test]
 fn files_named_in_the_architecture_page_exist() {
-    let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = std::fs::read_to_string(workspace.join("docs/architecture.md")).unwrap();
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = architecture_page();
     let quoted = text.split('`').skip(1).step_by(2);
-    let files: BTreeSet<&str> = quoted
-        .map(|quoted| quoted.split("::").next().unwrap())
-        .filter(|file| file.ends_with(".rs") && !file.starts_with("crates/"))
+    let named: BTreeSet<(&str, Option<&str>)> = quoted
+        .map(|quoted| quoted.split_once("::").map_or((quoted, None), |(file, item)| (file, Some(item))))
+        .filter(|(file, _)| file.ends_with(".rs") && !file.starts_with("crates/"))
         .collect();
-    let is_missing = |file: &&&str| {
-        let found = file
-            .split_once('/')
-            .map(|(name, path)| workspace.join("crates").join(name).join("src").join(path));
-        found.is_none_or(|path| !path.is_file())
+    let is_missing = |(file, function): &&(&str, Option<&str>)| {
+        let path = file.split_once('/').map(|(name, path)| crates.join(name).join("src").join(path));
+        let Some(code) = path.and_then(|path| std::fs::read_to_string(path).ok()) else { return true };
+        let defines =
+            |function: &str| ["(", "<"].iter().any(|after| code.contains(&format!("fn {function}{after}")));
+        function.is_some_and(|function| !defines(function))
     };
-    let missing: Vec<&&str> = files.iter().filter(is_missing).collect();
-    assert!(files.len() > 50, "the page names few files: {files:?}");
-    assert!(missing.is_empty(), "docs/architecture.md names files that do not exist: {missing:?}");
+    let missing: Vec<_> = named.iter().filter(is_missing).collect();
+    assert!(named.len() > 70, "the page names few files: {named:?}");
+    assert!(
+        missing.is_empty(),
+        "docs/architecture.md names files or functions that do not exist: {missing:?}"
+    );
+}
+
+/// The boxes of `docs/architecture.md` are the map of two crates: a new module must be added to them.
+#[test]
+fn boxes_of_the_architecture_page_name_every_module() {
+    let text = architecture_page();
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (name, heading) in [("agent", "\n## Inside `agent`"), ("host", "\n## Inside `host`")] {
+        let section = text.split_once(heading).unwrap().1;
+        let drawing = section.split("```").nth(1).unwrap();
+        let words: BTreeSet<&str> =
+            drawing.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').collect();
+        let modules: Vec<String> = std::fs::read_dir(crates.join(name).join("src"))
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+            .filter_map(|file| file.strip_suffix(".rs").map(str::to_string))
+            .filter(|module| module != "lib")
+            .collect();
+        assert!(modules.len() > 10, "{modules:?}");
+        let missing: Vec<&String> =
+            modules.iter().filter(|module| !words.contains(module.as_str())).collect();
+        assert!(missing.is_empty(), "the box of {name} in docs/architecture.md lacks {missing:?}");
+    }
 }
