@@ -281,7 +281,7 @@ impl AgentApp {
 /// Waits until no other agent manages this node. Returns `None` if the agent is stopped before.
 pub(crate) async fn instance_lock(stop: &CancellationToken, runtime_dir: &Path) -> Option<InstanceLock> {
     let path = runtime_dir.join(LOCK_FILE);
-    retry_until_stopped(stop, "the node", || async { InstanceLock::try_acquire(&path) }).await
+    retry_until_stopped(stop, "the instance lock", || async { InstanceLock::try_acquire(&path) }).await
 }
 
 /// Returns the settings that were last in force, for a file that cannot be used, and reports either case.

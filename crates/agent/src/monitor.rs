@@ -191,14 +191,15 @@ fn unshared_processes(
 /// Reports GPUs that became unhealthy or recovered, on the node and on the pods that hold shares of them.
 fn report_health(state: &NodeState, changes: &[(GpuUuid, Option<String>)]) {
     for (gpu, unhealthy) in changes {
+        let gpu_index = state.containers().grants().node().gpu_index(gpu);
         let (severity, reason, note) = match unhealthy {
             Some(cause) => {
-                tracing::warn!(%gpu, cause, "GPU is unhealthy");
+                tracing::warn!(gpu_index, %gpu, cause, "GPU unhealthy");
                 let note = format!("GPU {gpu} is unhealthy: {cause}; no container gets it until it recovers");
                 (Severity::Warning, "GpuUnhealthy", note)
             }
             None => {
-                tracing::info!(%gpu, "GPU recovered");
+                tracing::info!(gpu_index, %gpu, "GPU recovered");
                 (Severity::Normal, "GpuRecovered", format!("GPU {gpu} has recovered and is offered again"))
             }
         };

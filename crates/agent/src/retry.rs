@@ -8,14 +8,14 @@ use tokio_util::sync::CancellationToken;
 /// Interval between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Repeats `attempt` until it succeeds. Returns `None` if the agent is stopped before. `subject` names what the agent waits
-/// for in the log.
+/// Repeats `attempt` until it succeeds. Returns `None` if the agent is stopped before. `dependency` names in the log
+/// what the agent waits for.
 pub(crate) async fn retry_until_stopped<T, E: Error, F: Future<Output = Result<T, E>>>(
     stop: &CancellationToken,
-    subject: &'static str,
+    dependency: &'static str,
     mut attempt: impl FnMut() -> F,
 ) -> Option<T> {
-    let mut log = RetryLog::new(subject);
+    let mut log = RetryLog::new(dependency);
     loop {
         match attempt().await {
             Ok(done) => return Some(done),
@@ -29,21 +29,21 @@ pub(crate) async fn retry_until_stopped<T, E: Error, F: Future<Output = Result<T
 
 /// The causes for which the agent waits: each is logged once until another one follows.
 pub(crate) struct RetryLog {
-    subject: &'static str,
+    dependency: &'static str,
     last_cause: String,
 }
 
 impl RetryLog {
-    /// Creates a log without a cause yet. `subject` names what the agent waits for.
-    pub(crate) fn new(subject: &'static str) -> RetryLog {
-        RetryLog { subject, last_cause: String::new() }
+    /// Creates a log without a cause yet. `dependency` names what the agent waits for.
+    pub(crate) fn new(dependency: &'static str) -> RetryLog {
+        RetryLog { dependency, last_cause: String::new() }
     }
 
     /// Logs why an attempt failed, unless the last one failed for the same cause. Returns whether it was logged.
     pub(crate) fn report(&mut self, cause: &str) -> bool {
         let is_new = self.last_cause != cause;
         if is_new {
-            tracing::warn!(cause, subject = self.subject, "waiting");
+            tracing::warn!(cause, dependency = self.dependency, "dependency unavailable, retrying");
             self.last_cause = cause.into();
         }
         is_new

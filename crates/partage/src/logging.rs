@@ -227,8 +227,8 @@ mod tests {
             tracing::error!(target: "tonic::transport", "tonic");
             tracing::error!(target: "rustls::conn", "rustls");
             tracing::warn!(target: "rustls::conn", "rustls warns");
-            tracing::info!(target: "partage_agent::sweep", "agent");
-            tracing::debug!(target: "partage_cluster::connection", "cluster");
+            tracing::info!(target: "partage_agent::containers::gc", "agent");
+            tracing::debug!(target: "partage_cluster::client", "cluster");
         };
         for (verbose, expected) in
             [(false, &["error: rustls", "agent"][..]), (true, &["error: rustls", "agent", "cluster"])]

@@ -187,7 +187,7 @@ fn log_start(daemon: &Daemon) {
         "daemon started"
     );
     for warning in &daemon.machine.warnings {
-        tracing::warn!(cause = warning, "machine warning");
+        tracing::warn!(cause = warning, "GPU setup is incomplete");
     }
 }
 

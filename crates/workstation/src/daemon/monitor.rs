@@ -68,10 +68,10 @@ impl Daemon {
             tracing::warn!(share = %name, %finding, "bypass of limits suspected");
         }
         for (uuid, health) in &report.health_changes {
-            let gpu = self.machine.node.gpu_index(uuid).unwrap_or_default();
+            let gpu_index = self.machine.node.gpu_index(uuid);
             match health {
-                Some(reason) => tracing::warn!(gpu, %uuid, %reason, "GPU unhealthy"),
-                None => tracing::info!(gpu, %uuid, "GPU recovered"),
+                Some(cause) => tracing::warn!(gpu_index, gpu = %uuid, cause, "GPU unhealthy"),
+                None => tracing::info!(gpu_index, gpu = %uuid, "GPU recovered"),
             }
         }
         let changed = !report.health_changes.is_empty();

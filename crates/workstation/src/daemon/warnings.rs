@@ -17,7 +17,7 @@ impl Warnings {
         if !list.iter().any(|known| known == warning) {
             list.push(warning.into());
             drop(list);
-            tracing::warn!(cause = warning, "daemon warning");
+            tracing::warn!(cause = warning, "daemon runs with reduced functionality");
         }
     }
 
