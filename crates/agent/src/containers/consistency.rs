@@ -126,7 +126,10 @@ fn mismatches<'a>(
     let unknown = held.iter().filter_map(|holder| holder.key.as_ref().map(|key| (key, &holder.uid)));
     let unknown = unknown.filter(|(key, _)| containers.stage(key).is_none());
     mismatches.extend(unknown.map(|(key, uid)| {
-        StateMismatch::new(format!("kubelet's checkpoint has {key}, which the agent does not know"), pod(uid))
+        StateMismatch::new(
+            format!("kubelet's checkpoint has {key}, which is not in the agent's records"),
+            pod(uid),
+        )
     }));
     mismatches
 }
@@ -146,7 +149,7 @@ fn missing_regions<'a>(
         let Some(folder) = missing(key, stage) else { continue };
         let text = format!(
             "the region of container {container} was removed from the node ({}): its amounts cannot be changed, and programs that start \
-             in it may find no GPU; restart the container to create the region again, as by deleting the pod",
+             in it may find no GPU; restart the container to create the region again, for example by deleting the pod",
             folder.display()
         );
         mismatches.push(StateMismatch { text, pod: Some(record.pod.clone()), event: Some("RegionMissing") });
@@ -257,7 +260,7 @@ mod tests {
         );
         assert_eq!(
             reported(&[400], 400, &held, &[]),
-            ["kubelet's checkpoint has a, which the agent does not know"]
+            ["kubelet's checkpoint has a, which is not in the agent's records"]
         );
         let over = reported(&[400, 700], 400, &held, &["a"]);
         assert!(matches!(over.as_slice(), [one] if one.contains("GPU-1")), "{over:?}");

@@ -36,7 +36,7 @@ pub struct RuntimeInfo {
 pub enum CdiSupportError {
     /// containerd is too old.
     #[error(
-        "containerd {version} does not apply CDI devices as Partage describes them: install containerd {MIN_CONTAINERD} or newer"
+        "containerd {version} cannot read Partage's CDI specs: install containerd {MIN_CONTAINERD} or newer"
     )]
     ContainerdTooOld {
         /// The version, as containerd reports it.

@@ -43,12 +43,13 @@ impl GpuClaims {
             } else if rustix::process::geteuid().is_root() {
                 warnings.add(&format!(
                     "another daemon on this machine grants shares of GPU {index}, which are not accounted for \
-                     here; end them, and use partage run without --state-dir"
+                     here; stop these shares (`partage stop --state-dir DIR`), and omit --state-dir"
                 ));
             } else {
                 gpu.withheld = gpu.withheld.take().or_else(|| {
                     Some(
-                        "another daemon on this machine uses it: let root start partage up for all users"
+                        "another daemon on this machine holds this GPU: to share it, run one daemon as root \
+                         (`sudo partage up`)"
                             .into(),
                     )
                 });
