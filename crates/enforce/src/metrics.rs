@@ -263,7 +263,7 @@ where
     to.gauge(
         &name("cores_ceiling"),
         RATIO,
-        "Compute limit (ratio of the GPU).",
+        "Compute ceiling (ratio of the GPU).",
         cores(|share| share.ceiling.or(share.cores)),
     )?;
     let times = |value: fn(UsageMetrics) -> u64| {

@@ -40,7 +40,8 @@ fn write_gpus(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Resu
     gauge("HostGPUMemoryUsage", VOLCANO_LABELS, "GPU memory in use (bytes).", memory)?;
     gauge("HostCoreUtilization", VOLCANO_LABELS, "GPU utilization (percent).", busy)?;
     gauge("hami_host_gpu_memory_used_bytes", HAMI_LABELS, "GPU memory in use (bytes).", memory)?;
-    gauge("hami_host_gpu_utilization_ratio", HAMI_LABELS, "GPU utilization (percent).", busy)?;
+    let help = "GPU utilization (percent, despite the name, as in HAMi).";
+    gauge("hami_host_gpu_utilization_ratio", HAMI_LABELS, help, busy)?;
     gauge("hami_host_gpu_temperature_celsius", HAMI_LABELS, "GPU temperature (degrees Celsius).", |of| {
         Some(f64::from(of.sample.as_ref()?.temperature?))
     })?;
@@ -113,7 +114,8 @@ fn write_containers(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt
     gauge("hami_vgpu_memory_used_bytes", HAMI_LABELS, USED, used, sum)?;
     gauge("hami_vgpu_memory_limit_bytes", HAMI_LABELS, LIMIT, limit, sum)?;
     gauge("hami_container_device_memory_bytes", HAMI_LABELS, USED, used, sum)?;
-    gauge("hami_container_device_utilization_ratio", HAMI_LABELS, BUSY, busy, sum)?;
+    let help = "GPU utilization by the container (percent, despite the name, as in HAMi).";
+    gauge("hami_container_device_utilization_ratio", HAMI_LABELS, help, busy, sum)?;
     gauge("hami_container_last_kernel_elapsed_seconds", HAMI_LABELS, IDLE, idle_seconds, f64::min)
 }
 

@@ -37,11 +37,11 @@ fn agent(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     for (name, help, count) in [
         (
             "partage_refused",
-            "Container starts that were refused; every retry of kubelet counts.",
+            "Number of refused container starts, including kubelet's retries.",
             counts.refused,
         ),
-        ("partage_bypass", "Suspected bypasses of limits that were reported.", counts.bypasses),
-        ("partage_quarantined", "Records that could not be read and were quarantined.", counts.quarantined),
+        ("partage_bypass", "Number of suspected limit bypasses reported.", counts.bypasses),
+        ("partage_quarantined", "Number of unreadable records quarantined.", counts.quarantined),
     ] {
         to.single(name, help, &ConstCounter::new(count))?;
     }
@@ -51,7 +51,7 @@ fn agent(report: &NodeReport, to: &mut MetricFamilies<'_, '_>) -> fmt::Result {
     to.gauge(
         "partage_containers",
         None,
-        "Containers that hold shares, by dialect of the request.",
+        "Number of containers that hold shares, by dialect.",
         Dialect::ALL.iter().map(|dialect| (vec![("dialect", dialect.to_string())], Some(of(*dialect)))),
     )
 }

@@ -331,7 +331,7 @@ fn text_format_names_families_after_their_samples() {
     for line in [
         "# TYPE partage_info gauge",
         "# TYPE partage_refused_total counter",
-        "# HELP partage_refused_total Container starts that were refused; every retry of kubelet counts.",
+        "# HELP partage_refused_total Number of refused container starts, including kubelet's retries.",
         "# TYPE partage_start_seconds histogram",
         "# TYPE HostGPUMemoryUsage gauge",
     ] {
@@ -343,7 +343,7 @@ fn text_format_names_families_after_their_samples() {
 #[test]
 fn documentation_lists_exactly_the_exposed_metrics() {
     let page = include_str!("../../../../docs/metrics.md");
-    let told: std::collections::BTreeSet<String> = parsed(report())
+    let exposed: std::collections::BTreeSet<String> = parsed(report())
         .families
         .into_iter()
         .map(|(name, kind)| match kind.as_str() {
@@ -357,10 +357,10 @@ fn documentation_lists_exactly_the_exposed_metrics() {
         page.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('`').skip(1).step_by(2));
     let is_ours = |word: &&str| ["partage_", "hami_"].iter().any(|start| word.starts_with(start));
     for word in words.clone().filter(is_ours) {
-        assert!(told.contains(word), "{word} is not exposed");
+        assert!(exposed.contains(word), "{word} is not exposed");
     }
     let named: std::collections::BTreeSet<&str> = words.collect();
-    for name in &told {
+    for name in &exposed {
         assert!(named.contains(name.as_str()), "{name} is not documented");
     }
 }
