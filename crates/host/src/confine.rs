@@ -129,7 +129,7 @@ impl ConfinementError {
 pub fn enter(plan: &ConfinementPlan) -> Result<Confinement, ConfinementError> {
     check_plan(plan)?;
     let folder = std::env::current_dir().ok();
-    let binding = if namespace::can_mount() {
+    let confinement = if namespace::can_mount() {
         namespace::enter_mount_namespace()?;
         mounts::apply(plan)?;
         Confinement::MountNamespace
@@ -144,7 +144,7 @@ pub fn enter(plan: &ConfinementPlan) -> Result<Confinement, ConfinementError> {
         rustix::process::chdir(&folder)
             .map_err(ConfinementError::incomplete(format!("going to {}", folder.display())))?;
     }
-    Ok(binding)
+    Ok(confinement)
 }
 
 /// Returns whether the plan covers a directory or one of its parents.

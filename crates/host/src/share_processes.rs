@@ -78,36 +78,36 @@ pub fn region_membership(file: &Path, at: &Path) -> io::Result<Membership> {
 
 /// Returns all running processes that have one of the memberships. Processes that this one may not inspect are found
 /// only by cgroup.
-pub fn find_members(marks: &[Membership]) -> io::Result<Vec<ProcessIdentity>> {
-    let found = scan(marks)?;
+pub fn find_members(memberships: &[Membership]) -> io::Result<Vec<ProcessIdentity>> {
+    let found = scan(memberships)?;
     // A process may fork and exit while `/proc` is read, and the child may have a pid that was passed already.
-    let found = if found.is_empty() { scan(marks)? } else { found };
+    let found = if found.is_empty() { scan(memberships)? } else { found };
     Ok(found.into_iter().collect())
 }
 
-fn scan(marks: &[Membership]) -> io::Result<BTreeSet<ProcessIdentity>> {
+fn scan(memberships: &[Membership]) -> io::Result<BTreeSet<ProcessIdentity>> {
     let mut found = BTreeSet::new();
     let mut by_look = Vec::new();
-    for mark in marks {
-        match mark {
+    for membership in memberships {
+        match membership {
             Membership::Cgroup(cgroup) => {
                 found.extend(cgroup.pids()?.into_iter().filter_map(ProcessIdentity::of_running))
             }
-            mark => by_look.push(mark),
+            membership => by_look.push(membership),
         }
     }
     if by_look.is_empty() {
         return Ok(found);
     }
     for pid in pids()? {
-        let is_marked = || by_look.iter().any(|mark| mark.includes(pid));
+        let is_member = || by_look.iter().any(|membership| membership.includes(pid));
         // Most processes have none, and reading the identity costs more than this check.
-        if !is_marked() {
+        if !is_member() {
             continue;
         }
         // The identity is read before the membership is checked again: the pid may be reused meanwhile.
         let Some(identity) = ProcessIdentity::of_running(pid) else { continue };
-        if is_marked() && identity.is_running() {
+        if is_member() && identity.is_running() {
             found.insert(identity);
         }
     }
@@ -157,13 +157,13 @@ fn file_id(path: &Path) -> io::Result<(u64, u64)> {
 /// Ends all processes that have one of the memberships and that `may` accepts, except for this process: sends SIGTERM,
 /// waits for the grace period, then kills the remaining ones and those that they started meanwhile.
 pub fn end_members(
-    marks: &[Membership],
+    memberships: &[Membership],
     may: &dyn Fn(&ProcessIdentity) -> bool,
     grace: Duration,
 ) -> io::Result<EndedProcesses> {
     let own = std::process::id();
     let left = || -> io::Result<Vec<ProcessIdentity>> {
-        Ok(find_members(marks)?.into_iter().filter(|one| one.pid != own && may(one)).collect())
+        Ok(find_members(memberships)?.into_iter().filter(|one| one.pid != own && may(one)).collect())
     };
     let mut asked = BTreeSet::new();
     let mut killed = BTreeSet::new();
@@ -187,7 +187,7 @@ pub fn end_members(
         if Instant::now() >= until {
             return Err(kill_timeout_error(&now));
         }
-        kill_cgroups(marks, &now)?;
+        kill_cgroups(memberships, &now)?;
         for one in &now {
             killed.insert(*one);
             send(one, Signal::KILL)?;
@@ -202,9 +202,9 @@ pub fn end_members(
 
 /// Kills cgroups as a whole, so that no process in them can fork faster than it is listed. A cgroup with a process that
 /// must not be killed is skipped.
-fn kill_cgroups(marks: &[Membership], may: &[ProcessIdentity]) -> io::Result<()> {
-    for mark in marks {
-        if let Membership::Cgroup(cgroup) = mark {
+fn kill_cgroups(memberships: &[Membership], may: &[ProcessIdentity]) -> io::Result<()> {
+    for membership in memberships {
+        if let Membership::Cgroup(cgroup) = membership {
             let all = cgroup.pids()?;
             let known = |pid: &u32| {
                 may.iter().any(|one| one.pid == *pid) || ProcessIdentity::of_running(*pid).is_none()

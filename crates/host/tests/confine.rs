@@ -72,7 +72,7 @@ impl Machine {
     fn confined(&self, script: &str) -> Command {
         let mut command = Command::new(self.folder.path().join("program"));
         command
-            .args(["--exact", "bound_process", "--ignored", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "confined_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env(FOLDER, self.folder.path())
             .env(SCRIPT, script)
             .current_dir(self.folder.path());
@@ -101,17 +101,17 @@ fn plan(folder: &Path) -> ConfinementPlan {
 /// Returns the kind of confinement and the output of the shell.
 fn confined_output(output: &Output) -> (String, String) {
     let all = String::from_utf8_lossy(&output.stdout);
-    let (_, rest) = all.split_once("@bound: ").unwrap_or_else(|| panic!("not bound: {output:?}"));
-    let (binding, message) = rest.split_once('\n').unwrap();
+    let (_, rest) = all.split_once("@confined: ").unwrap_or_else(|| panic!("not confined: {output:?}"));
+    let (confinement, message) = rest.split_once('\n').unwrap();
     assert!(output.status.success(), "{output:?}");
     // The test runner prints last.
     let message = message.rsplit_once("ok\n\ntest result:").map_or(message, |(message, _)| message);
-    (binding.to_string(), message.to_string())
+    (confinement.to_string(), message.to_string())
 }
 
 #[test]
 #[ignore = "it is the process that the other tests start"]
-fn bound_process() {
+fn confined_process() {
     let mut plan = plan(&PathBuf::from(std::env::var_os(FOLDER).unwrap()));
     if std::env::var_os("WITHOUT_REGION").is_some() {
         plan.region.set_file_name("no-region");
@@ -131,7 +131,7 @@ fn bound_process() {
         }
         let entered = enter(&plan);
         let line = match &entered {
-            Ok(binding) => format!("@bound: {binding}\n"),
+            Ok(confinement) => format!("@confined: {confinement}\n"),
             Err(error) => format!("@unbound: unchanged {}: {error}\n", error.is_unchanged()),
         };
         rustix::io::write(std::io::stdout(), line.as_bytes())?;
@@ -207,11 +207,11 @@ fn later_mounts_outside_propagate_into_the_share() {
     // In a mount namespace of the test: a directory with shared propagation, as on most systems.
     let script = "
         mount -t tmpfs none shared && mount --make-shared shared && mkdir shared/inner || exit 1
-        \"$PROGRAM\" --exact bound_process --ignored --nocapture --test-threads=1 &
-        until [ -e bound ] || ! kill -0 $!; do sleep 0.02; done
+        \"$PROGRAM\" --exact confined_process --ignored --nocapture --test-threads=1 &
+        until [ -e confined ] || ! kill -0 $!; do sleep 0.02; done
         mount -t tmpfs none shared/inner && echo there > shared/inner/file; touch go; wait $!
     ";
-    let inside = "touch bound; until [ -e go ]; do sleep 0.02; done; cat shared/inner/file";
+    let inside = "touch confined; until [ -e go ]; do sleep 0.02; done; cat shared/inner/file";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .env("PROGRAM", at.join("program"))
@@ -348,7 +348,7 @@ fn mount_flags_are_kept_and_stand_ins_stay_executable() {
     fs::set_permissions(at.join("ours/libcuda.so.1"), Permissions::from_mode(0o755)).unwrap();
     let run = |prepare: &str, user: &str| {
         let script = format!(
-            "{prepare} && exec {user} \"$PROGRAM\" --exact bound_process --ignored --nocapture --test-threads=1"
+            "{prepare} && exec {user} \"$PROGRAM\" --exact confined_process --ignored --nocapture --test-threads=1"
         );
         Command::new("unshare")
             .args(["-m", "sh", "-c", &script])
@@ -382,7 +382,7 @@ fn nested_share_is_refused() {
         return;
     }
     let machine = Machine::new();
-    let script = "./program --exact bound_process --ignored --nocapture --test-threads=1 2>&1; :";
+    let script = "./program --exact confined_process --ignored --nocapture --test-threads=1 2>&1; :";
     for mut command in [machine.confined(script), machine.unprivileged(script)] {
         let (_, output) = confined_output(&command.output().unwrap());
         assert!(
@@ -400,7 +400,7 @@ fn missing_user_namespaces_are_explained() {
     let machine = Machine::new();
     let at = machine.folder.path();
     // The sysctl applies to the namespace in which it is set, and to those below.
-    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./program --exact bound_process --ignored \
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec ./program --exact confined_process --ignored \
                   --nocapture --test-threads=1";
     let output = Command::new("unshare")
         .args(["-Ur", "sh", "-c", script])
@@ -422,7 +422,7 @@ fn restricted_user_namespaces_leave_the_process_unchanged() {
     let machine = Machine::new();
     // The kernel refuses user namespaces in a chroot.
     let script = "mount --rbind / lib && exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin chroot lib \
-                  \"$FOLDER/program\" --exact bound_process --ignored --nocapture --test-threads=1";
+                  \"$FOLDER/program\" --exact confined_process --ignored --nocapture --test-threads=1";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .env("FOLDER", machine.folder.path())

@@ -199,7 +199,7 @@ impl Daemon {
     fn adopt_share(self: &Arc<Self>, record: ShareRecord, throttled: &BTreeSet<GpuUuid>) {
         let name = record.name.clone();
         // A share that is not confined yet never started: its process requests it again.
-        let lives = record.bound.is_some() && record.has_members(&self.state_dir).unwrap_or(true);
+        let lives = record.confinement.is_some() && record.has_members(&self.state_dir).unwrap_or(true);
         if !lives {
             self.remove_share(&record);
             return;

@@ -203,7 +203,8 @@ pub struct SharePaths {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ConfinedNotice {
     /// The kind of confinement.
-    pub binding: partage_host::confine::Confinement,
+    #[serde(rename = "binding")]
+    pub confinement: partage_host::confine::Confinement,
 }
 
 /// Shortens a command for reports. A shortened command ends with an ellipsis.

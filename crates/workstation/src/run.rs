@@ -48,7 +48,7 @@ pub enum RunEvent<'a> {
         /// A description of the share.
         description: &'a str,
         /// The kind of confinement.
-        binding: Confinement,
+        confinement: Confinement,
         /// Why a stronger kind of confinement is not possible.
         why: Option<&'a str>,
     },
@@ -130,13 +130,13 @@ pub fn run(
     if let Err(error) = find_command(program) {
         return RunError::Command { command: program.clone(), error };
     }
-    let (granted, binding) = match request_share(state_dir, request, news) {
-        Ok(bound) => bound,
+    let (granted, confinement) = match request_share(state_dir, request, news) {
+        Ok(granted) => granted,
         Err(error) => return error,
     };
     let mut command = Command::new(program);
     command.args(arguments);
-    set_environment(&mut command, &granted, binding);
+    set_environment(&mut command, &granted, confinement);
     let mut error = command.exec();
     if error.kind() == ErrorKind::NotFound {
         // The file itself exists, so its interpreter does not.
@@ -191,13 +191,13 @@ fn confine(
     news: &mut dyn FnMut(RunEvent<'_>),
 ) -> Result<(GrantedShare, Confinement), RunError> {
     let entered = confine::enter(&confinement_plan(&granted.places));
-    let (binding, why) = match entered {
-        Ok(binding) => (binding, None),
+    let (confinement, why) = match entered {
+        Ok(confinement) => (confinement, None),
         Err(ConfinementError::Unsupported(why)) => (Confinement::LibraryPath, Some(why)),
         Err(error) => return Err(RunError::Confinement(error)),
     };
     // If the daemon is killed here, this process cannot request another share, because it is confined already.
-    let _ = write_message(&mut connection.writer, &ConfinedNotice { binding });
+    let _ = write_message(&mut connection.writer, &ConfinedNotice { confinement });
     let notes = match client.receive(&mut connection) {
         Ok(DaemonResponse::Go { notes }) => notes,
         Ok(_) => return Err(ClientError::UnexpectedResponse.into()),
@@ -209,13 +209,13 @@ fn confine(
     news(RunEvent::Confined {
         name: &granted.name,
         description: &granted.description,
-        binding,
+        confinement,
         why: why.as_deref(),
     });
     for note in &notes {
         news(RunEvent::Note(note));
     }
-    Ok((granted, binding))
+    Ok((granted, confinement))
 }
 
 fn confinement_plan(places: &SharePaths) -> ConfinementPlan {
@@ -230,12 +230,12 @@ fn confinement_plan(places: &SharePaths) -> ConfinementPlan {
 }
 
 /// Sets the environment of the command. Only the library path enforces limits, and only without a mount namespace.
-fn set_environment(command: &mut Command, granted: &GrantedShare, binding: Confinement) {
+fn set_environment(command: &mut Command, granted: &GrantedShare, confinement: Confinement) {
     command.env(SHARE_VARIABLE, &granted.name).env(ID_VARIABLE, &granted.id);
     // An index in the caller's variable referred to all GPUs of the machine.
     command.env("CUDA_VISIBLE_DEVICES", granted.gpus.join(","));
     let places = &granted.places;
-    let folder = match binding {
+    let folder = match confinement {
         Confinement::LibraryPath => Some(places.own_stand_ins.as_path()),
         // The stand-ins are mounted there; with the variable, programs find them even without the loader's cache.
         _ => places.simulated.as_ref().and(places.driver[0].parent()),

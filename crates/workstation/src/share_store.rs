@@ -38,7 +38,8 @@ pub(crate) struct ShareRecord {
     pub(crate) main: ProcessIdentity,
     pub(crate) command: Vec<String>,
     /// How the process is confined; absent until it is.
-    pub(crate) bound: Option<ConfinementRecord>,
+    #[serde(rename = "bound")]
+    pub(crate) confinement: Option<ConfinementRecord>,
     /// The cgroup, from its creation on.
     pub(crate) cgroup: Option<Cgroup>,
     /// Whether memory beyond the limit is allocated on the host.
@@ -50,7 +51,8 @@ pub(crate) struct ShareRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ConfinementRecord {
-    pub(crate) binding: Confinement,
+    #[serde(rename = "binding")]
+    pub(crate) confinement: Confinement,
     /// Whether the device filter denies other GPUs.
     #[serde(rename = "gate")]
     pub(crate) device_filter: bool,
@@ -86,7 +88,7 @@ impl ShareRecord {
             since,
             main,
             command: command.to_vec(),
-            bound: None,
+            confinement: None,
             cgroup: None,
             oversubscribe: false,
         })
@@ -98,14 +100,16 @@ impl ShareRecord {
     }
 
     /// Returns the memberships by which the share's processes are found.
-    pub(crate) fn marks(&self, state_dir: &StateDir) -> Vec<Membership> {
+    pub(crate) fn memberships(&self, state_dir: &StateDir) -> Vec<Membership> {
         let cgroup = self.cgroup.iter().cloned().map(Membership::Cgroup);
-        cgroup.chain(self.bound.and_then(|bond| self.mark(state_dir, bond.binding))).collect()
+        cgroup
+            .chain(self.confinement.and_then(|record| self.membership(state_dir, record.confinement)))
+            .collect()
     }
 
     /// Returns the membership of processes with a kind of confinement; `None` if the region does not exist.
-    pub(crate) fn mark(&self, state_dir: &StateDir, binding: Confinement) -> Option<Membership> {
-        match binding {
+    pub(crate) fn membership(&self, state_dir: &StateDir, confinement: Confinement) -> Option<Membership> {
+        match confinement {
             Confinement::MountNamespace | Confinement::UserNamespace => {
                 let limits = region_dir(state_dir, &self.name).join(partage_region::LIMITS_FILE);
                 share_processes::region_membership(
@@ -122,7 +126,7 @@ impl ShareRecord {
 
     /// Returns the running processes of the share.
     pub(crate) fn members(&self, state_dir: &StateDir) -> io::Result<Vec<ProcessIdentity>> {
-        let mut members = share_processes::find_members(&self.marks(state_dir))?;
+        let mut members = share_processes::find_members(&self.memberships(state_dir))?;
         members.retain(|process| self.is_of(process));
         Ok(members)
     }
@@ -386,12 +390,15 @@ mod tests {
                     assert_eq!((*memory_bytes, *cores, *ceiling), expected);
                     assert_eq!(record.who, UserIdentity { uid: 1000, gids: vec![1000, 44] });
                     assert_eq!(
-                        record.bound,
-                        Some(ConfinementRecord { binding: Confinement::MountNamespace, device_filter: true })
+                        record.confinement,
+                        Some(ConfinementRecord {
+                            confinement: Confinement::MountNamespace,
+                            device_filter: true
+                        })
                     );
                     assert!(record.cgroup.is_some());
                 }
-                "starting" => assert!(record.bound.is_none() && record.cgroup.is_none()),
+                "starting" => assert!(record.confinement.is_none() && record.cgroup.is_none()),
                 _ => assert!(record.shares[0].whole),
             }
             record.write(&state_dir).unwrap();

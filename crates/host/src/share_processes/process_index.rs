@@ -31,8 +31,8 @@ pub fn members_of_shares(shares: &[Vec<Membership>]) -> io::Result<Vec<Vec<Proce
     let missed: Vec<usize> = (0..shares.len()).filter(missed).collect();
     if !missed.is_empty() {
         // A process may fork and end while the list is read, its child being before the place that was read.
-        let marks: Vec<Vec<Membership>> = missed.iter().map(|at| shares[*at].clone()).collect();
-        for (at, members) in missed.into_iter().zip(pass(&marks)?) {
+        let memberships: Vec<Vec<Membership>> = missed.iter().map(|at| shares[*at].clone()).collect();
+        for (at, members) in missed.into_iter().zip(pass(&memberships)?) {
             found[at] = members;
         }
     }
@@ -69,10 +69,10 @@ impl ProcessIndex {
     /// Creates an index of the memberships of each share. Cgroups are read now.
     pub fn of(shares: &[Vec<Membership>]) -> io::Result<Self> {
         let mut index = Self::default();
-        for (share, mark) in
-            shares.iter().enumerate().flat_map(|(at, marks)| marks.iter().map(move |m| (at, m)))
+        for (share, membership) in
+            shares.iter().enumerate().flat_map(|(at, memberships)| memberships.iter().map(move |m| (at, m)))
         {
-            match mark {
+            match membership {
                 Membership::Cgroup(cgroup) => {
                     cgroup.pids()?.into_iter().for_each(|pid| put(&mut index.listed, pid, share));
                 }

@@ -33,8 +33,8 @@ impl TestShell {
         Self(child)
     }
 
-    fn marked(mark: &Membership, script: &str) -> Self {
-        let Membership::Variable { name, value } = mark else { panic!("{mark:?}") };
+    fn marked(membership: &Membership, script: &str) -> Self {
+        let Membership::Variable { name, value } = membership else { panic!("{membership:?}") };
         Self::start(Command::new("sh").args(["-c", script]).env(name, value))
     }
 
@@ -51,13 +51,13 @@ impl Drop for TestShell {
 }
 
 /// Waits until this many members run `sleep`. During `execve` a process has no environment.
-fn settled(marks: &[Membership], sleepers: usize) {
+fn settled(memberships: &[Membership], sleepers: usize) {
     let until = Instant::now() + LONG_GRACE;
     let sleeps = |one: &&ProcessIdentity| {
         fs::read(format!("/proc/{}/cmdline", one.pid)).is_ok_and(|words| words.starts_with(b"sleep\0"))
     };
-    while find_members(marks).unwrap().iter().filter(sleeps).count() != sleepers {
-        assert!(Instant::now() < until, "{:?}", find_members(marks));
+    while find_members(memberships).unwrap().iter().filter(sleeps).count() != sleepers {
+        assert!(Instant::now() < until, "{:?}", find_members(memberships));
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -72,81 +72,85 @@ fn root() -> bool {
 
 #[test]
 fn children_are_members_and_exit_on_sigterm() {
-    let mark = variable();
-    let shell = TestShell::marked(&mark, "sleep 1000 & sleep 1000 & echo ready; wait");
-    let marks = [mark];
-    settled(&marks, 2);
-    let found = find_members(&marks).unwrap();
+    let membership = variable();
+    let shell = TestShell::marked(&membership, "sleep 1000 & sleep 1000 & echo ready; wait");
+    let memberships = [membership];
+    settled(&memberships, 2);
+    let found = find_members(&memberships).unwrap();
     assert_eq!(found.len(), 3, "{found:?}");
     assert!(found.contains(&shell.id()));
-    assert_eq!(end_members(&marks, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 3, killed: 0 });
-    assert_eq!(find_members(&marks).unwrap(), []);
-    assert_eq!(end_members(&marks, &all, LONG_GRACE).unwrap(), EndedProcesses::default());
+    assert_eq!(end_members(&memberships, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 3, killed: 0 });
+    assert_eq!(find_members(&memberships).unwrap(), []);
+    assert_eq!(end_members(&memberships, &all, LONG_GRACE).unwrap(), EndedProcesses::default());
 }
 
 #[test]
 fn variable_must_match_exactly_as_of_process_start() {
-    let mark = variable();
+    let membership = variable();
     // The child prints `ready`: before its `execve` it has the environment of its parent.
     let script =
         "export PARTAGE_TEST_MARK=$PARTAGE_TEST_MARK-other; sh -c 'echo ready; exec sleep 1000' & wait";
-    let shell = TestShell::marked(&mark, script);
-    let Membership::Variable { name, value } = mark.clone() else { panic!("{mark:?}") };
+    let shell = TestShell::marked(&membership, script);
+    let Membership::Variable { name, value } = membership.clone() else { panic!("{membership:?}") };
     for (name, value) in [(name.clone(), value[1..].to_string()), (name[1..].to_string(), value.clone())] {
         assert_eq!(find_members(&[Membership::Variable { name, value }]).unwrap(), []);
     }
-    assert_eq!(find_members(std::slice::from_ref(&mark)).unwrap(), [shell.id()], "without its later child");
+    assert_eq!(
+        find_members(std::slice::from_ref(&membership)).unwrap(),
+        [shell.id()],
+        "without its later child"
+    );
     let other = Membership::Variable { name, value: value + "-other" };
     settled(std::slice::from_ref(&other), 1);
     assert_eq!(
-        end_members(&[mark, other], &all, LONG_GRACE).unwrap(),
+        end_members(&[membership, other], &all, LONG_GRACE).unwrap(),
         EndedProcesses { ended: 2, killed: 0 }
     );
 }
 
 #[test]
 fn process_that_ignores_sigterm_is_killed() {
-    let mark = variable();
-    let shell = TestShell::marked(&mark, "trap '' TERM; sleep 1000 & echo ready; wait");
-    let marks = [mark];
-    settled(&marks, 1);
-    let ended = end_members(&marks, &all, Duration::from_millis(300)).unwrap();
+    let membership = variable();
+    let shell = TestShell::marked(&membership, "trap '' TERM; sleep 1000 & echo ready; wait");
+    let memberships = [membership];
+    settled(&memberships, 1);
+    let ended = end_members(&memberships, &all, Duration::from_millis(300)).unwrap();
     assert_eq!(ended, EndedProcesses { ended: 0, killed: 2 });
     assert!(!shell.id().is_running());
 }
 
 #[test]
 fn stopped_process_exits_on_sigterm() {
-    let mark = variable();
-    let shell = TestShell::marked(&mark, "echo ready; exec sleep 1000");
-    let marks = [mark];
-    settled(&marks, 1);
+    let membership = variable();
+    let shell = TestShell::marked(&membership, "echo ready; exec sleep 1000");
+    let memberships = [membership];
+    settled(&memberships, 1);
     shell.id().signal(Signal::STOP).unwrap();
-    assert_eq!(end_members(&marks, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 1, killed: 0 });
+    assert_eq!(end_members(&memberships, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 1, killed: 0 });
 }
 
 #[test]
 fn fork_loop_is_ended() {
-    let mark = variable();
+    let membership = variable();
     let script = "trap '' TERM; echo ready; while :; do sleep 1000 & sleep 0.005; done";
-    let _shell = TestShell::marked(&mark, script);
-    let marks = [mark];
-    let ended = end_members(&marks, &all, Duration::from_millis(200)).unwrap();
+    let _shell = TestShell::marked(&membership, script);
+    let memberships = [membership];
+    let ended = end_members(&memberships, &all, Duration::from_millis(200)).unwrap();
     assert!(ended.killed >= 2, "{ended:?}");
-    assert_eq!(find_members(&marks).unwrap(), []);
+    assert_eq!(find_members(&memberships).unwrap(), []);
 }
 
 #[test]
 fn process_that_is_not_accepted_keeps_running() {
-    let mark = variable();
-    let mine = TestShell::marked(&mark, "echo ready; exec sleep 1000");
-    let other = TestShell::marked(&mark, "echo ready; exec sleep 1000");
-    settled(std::slice::from_ref(&mark), 2);
+    let membership = variable();
+    let mine = TestShell::marked(&membership, "echo ready; exec sleep 1000");
+    let other = TestShell::marked(&membership, "echo ready; exec sleep 1000");
+    settled(std::slice::from_ref(&membership), 2);
     let spared = other.id();
-    let ended = end_members(std::slice::from_ref(&mark), &|one| *one != spared, LONG_GRACE).unwrap();
+    let ended = end_members(std::slice::from_ref(&membership), &|one| *one != spared, LONG_GRACE).unwrap();
     assert_eq!(ended, EndedProcesses { ended: 1, killed: 0 });
     assert!(other.id().is_running() && !mine.id().is_running());
-    assert_eq!(find_members(&[mark]).unwrap(), [spared]);
+    assert_eq!(find_members(&[membership]).unwrap(), [spared]);
 }
 
 #[test]
@@ -156,10 +160,10 @@ fn mount_namespace_has_only_its_processes() {
     }
     let script = "sleep 1000 & echo ready; wait";
     let shell = TestShell::start(Command::new("unshare").args(["-m", "env", "-i", "/bin/sh", "-c", script]));
-    let marks = [mount_namespace_membership(shell.0.id()).unwrap()];
-    assert_ne!(marks[0], mount_namespace_membership(std::process::id()).unwrap());
-    assert_eq!(find_members(&marks).unwrap().len(), 2);
-    assert_eq!(end_members(&marks, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 2, killed: 0 });
+    let memberships = [mount_namespace_membership(shell.0.id()).unwrap()];
+    assert_ne!(memberships[0], mount_namespace_membership(std::process::id()).unwrap());
+    assert_eq!(find_members(&memberships).unwrap().len(), 2);
+    assert_eq!(end_members(&memberships, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 2, killed: 0 });
 }
 
 #[test]
@@ -177,10 +181,10 @@ fn region_is_found_in_nested_mount_namespaces() {
     let script = "mount --bind other at && echo ready; sleep 1000";
     let outside =
         TestShell::start(Command::new("unshare").args(["-m", "sh", "-c", script]).current_dir(&folder));
-    let marks = [region_membership(&folder.path().join("usage"), &folder.path().join("at")).unwrap()];
-    let found = find_members(&marks).unwrap();
+    let memberships = [region_membership(&folder.path().join("usage"), &folder.path().join("at")).unwrap()];
+    let found = find_members(&memberships).unwrap();
     assert!(found.contains(&inside.id()) && !found.contains(&outside.id()), "{found:?}");
-    assert_eq!(end_members(&marks, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 3, killed: 0 });
+    assert_eq!(end_members(&memberships, &all, LONG_GRACE).unwrap(), EndedProcesses { ended: 3, killed: 0 });
     assert!(outside.id().is_running());
     end_members(&[mount_namespace_membership(outside.0.id()).unwrap()], &all, LONG_GRACE).unwrap();
 }
@@ -203,17 +207,17 @@ fn cgroup_is_killed_with_all_below() {
             [script; 2].map(|script| TestShell::start(Command::new("sh").args(["-c", script])));
         cgroup.add_process(first.0.id()).unwrap();
         fs::write(below.join("cgroup.procs"), second.0.id().to_string()).unwrap();
-        let marks = [Membership::Cgroup(cgroup.clone())];
-        let found = find_members(&marks).unwrap();
+        let memberships = [Membership::Cgroup(cgroup.clone())];
+        let found = find_members(&memberships).unwrap();
         assert!(found.contains(&first.id()) && found.contains(&second.id()), "{found:?}");
         assert_eq!(
-            end_members(&marks, &all, Duration::from_millis(100)).unwrap(),
+            end_members(&memberships, &all, Duration::from_millis(100)).unwrap(),
             EndedProcesses { ended: 0, killed: 2 }
         );
         assert!(!first.id().is_running() && !second.id().is_running());
         cgroup.remove().unwrap();
         assert!(!cgroup.exists());
-        assert_eq!(find_members(&marks).unwrap(), []);
+        assert_eq!(find_members(&memberships).unwrap(), []);
     }
 }
 
@@ -232,8 +236,8 @@ fn member_that_is_not_accepted_survives_and_others_are_killed() {
         cgroup.add_process(shell.0.id()).unwrap();
     }
     let spared = shells[0].id();
-    let marks = [Membership::Cgroup(cgroup.clone())];
-    let ended = end_members(&marks, &|one| *one != spared, Duration::from_millis(100)).unwrap();
+    let memberships = [Membership::Cgroup(cgroup.clone())];
+    let ended = end_members(&memberships, &|one| *one != spared, Duration::from_millis(100)).unwrap();
     assert_eq!(ended, EndedProcesses { ended: 0, killed: 1 });
     assert!(spared.is_running() && !shells[1].id().is_running());
     assert!(cgroup.remove().unwrap_err().to_string().contains("has processes"));
@@ -245,7 +249,7 @@ fn member_that_is_not_accepted_survives_and_others_are_killed() {
 fn counted(shares: &[Vec<Membership>]) -> Vec<usize> {
     let found = members_of_shares(shares).unwrap();
     let one_by_one: Vec<Vec<ProcessIdentity>> =
-        shares.iter().map(|marks| find_members(marks).unwrap()).collect();
+        shares.iter().map(|memberships| find_members(memberships).unwrap()).collect();
     assert_eq!(found, one_by_one);
     let index = ProcessIndex::of(shares).unwrap();
     for (share, members) in found.iter().enumerate() {
@@ -268,8 +272,8 @@ fn one_pass_finds_the_processes_of_many_shares_by_variable() {
     let those: Vec<(usize, usize)> = counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
     assert_eq!(those, [(3, 1), (50, 3)]);
     assert!(one.id().is_running() && many.id().is_running());
-    for marks in [&shares[3], &shares[50]] {
-        end_members(marks, &all, LONG_GRACE).unwrap();
+    for memberships in [&shares[3], &shares[50]] {
+        end_members(memberships, &all, LONG_GRACE).unwrap();
     }
     assert!(counted(&shares).iter().all(|count| *count == 0));
 }
@@ -312,8 +316,8 @@ fn one_pass_finds_the_processes_of_many_shares_by_all_memberships() {
         None => skip_or_fail(&"cgroups cannot be created here"),
     }
     assert_eq!(counted(&shares), expected);
-    for (shell, marks) in [a, b].into_iter().zip(&shares) {
-        end_members(marks, &all, LONG_GRACE).unwrap();
+    for (shell, memberships) in [a, b].into_iter().zip(&shares) {
+        end_members(memberships, &all, LONG_GRACE).unwrap();
         drop(shell);
     }
     drop(held);
@@ -324,7 +328,7 @@ fn one_pass_finds_the_processes_of_many_shares_by_all_memberships() {
 
 #[test]
 fn memberships_are_serialized_and_deserialized() {
-    let marks = [variable(), Membership::MountNamespace { device: 4, inode: 4_026_531_841 }];
-    let text = serde_json::to_string(&marks).unwrap();
-    assert_eq!(serde_json::from_str::<Vec<Membership>>(&text).unwrap(), marks);
+    let memberships = [variable(), Membership::MountNamespace { device: 4, inode: 4_026_531_841 }];
+    let text = serde_json::to_string(&memberships).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<Membership>>(&text).unwrap(), memberships);
 }

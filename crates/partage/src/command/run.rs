@@ -184,12 +184,12 @@ impl StartReporter<'_> {
             RunEvent::Queued { place, of, why } => {
                 write_line(self.err, format_args!("partage: queued, position {place} of {of}: {why}"))
             }
-            RunEvent::Confined { name, description, binding, why } => {
+            RunEvent::Confined { name, description, confinement, why } => {
                 let written = write_line(
                     self.err,
-                    format_args!("partage: {name}: {description}; confined by a {binding}"),
+                    format_args!("partage: {name}: {description}; confined by a {confinement}"),
                 );
-                match (binding, why) {
+                match (confinement, why) {
                     (Confinement::LibraryPath, Some(why)) => written.and_then(|()| {
                         write_line(
                             self.err,

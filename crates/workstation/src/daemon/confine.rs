@@ -90,19 +90,19 @@ impl Daemon {
         &self,
         name: &str,
         main: ProcessIdentity,
-        binding: Confinement,
+        confinement: Confinement,
         confined: &ConfinementOutcome,
     ) -> Result<(), ConfineError> {
         let state = self.state();
         let live = state.shares.get(name).filter(|live| live.record.main == main);
-        let mark = live.ok_or(ConfineError::ShareGone)?.record.mark(&self.state_dir, binding);
+        let membership = live.ok_or(ConfineError::ShareGone)?.record.membership(&self.state_dir, confinement);
         drop(state);
-        match binding {
+        match confinement {
             Confinement::LibraryPath => {
                 self.machine.install_for(&self.state_dir, name)?;
             }
             Confinement::MountNamespace | Confinement::UserNamespace => {
-                if !mark.is_some_and(|mark| mark.includes(main.pid)) {
+                if !membership.is_some_and(|membership| membership.includes(main.pid)) {
                     return Err(ConfineError::NotConfined);
                 }
             }
@@ -110,7 +110,8 @@ impl Daemon {
         let mut state = self.state();
         let live = state.shares.get_mut(name).filter(|live| live.record.main == main);
         let live = live.ok_or(ConfineError::ShareGone)?;
-        live.record.bound = Some(ConfinementRecord { binding, device_filter: confined.device_filter });
+        live.record.confinement =
+            Some(ConfinementRecord { confinement, device_filter: confined.device_filter });
         let written = live.record.write(&self.state_dir);
         drop(state);
         written?;

@@ -37,7 +37,7 @@ impl ActiveShare {
     }
 
     pub(super) fn stage(&self) -> ShareStage {
-        match &self.record.bound {
+        match &self.record.confinement {
             _ if self.stopping => ShareStage::Stopping,
             None => ShareStage::Starting,
             Some(_) if self.record.main.is_running() => ShareStage::Running,
@@ -159,7 +159,7 @@ impl Daemon {
         let before = state.shares.values().find(|live| live.record.main == main);
         if let Some(live) = before {
             let name = live.record.name.clone();
-            if live.record.bound.is_some() {
+            if live.record.confinement.is_some() {
                 return Err(Refusal::new(
                     RefusalReason::Invalid,
                     format!("this process is in share {name} already"),

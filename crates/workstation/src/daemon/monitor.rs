@@ -81,10 +81,10 @@ impl Daemon {
 }
 
 /// Returns the memberships by which the processes of a share are found. A cgroup lists all of them in one read.
-pub(super) fn marks(record: &ShareRecord, state_dir: &StateDir) -> Vec<Membership> {
+pub(super) fn memberships(record: &ShareRecord, state_dir: &StateDir) -> Vec<Membership> {
     match &record.cgroup {
         Some(cgroup) => vec![Membership::Cgroup(cgroup.clone())],
-        None => record.marks(state_dir),
+        None => record.memberships(state_dir),
     }
 }
 
@@ -100,9 +100,10 @@ impl ProcessOwners<'_> {
     fn of<'a>(shares: &'a [ShareRecord], state_dir: &StateDir) -> ProcessOwners<'a> {
         let names: Vec<&str> = shares.iter().map(|record| record.name.as_str()).collect();
         let main = shares.iter().zip(&names).map(|(record, name)| (record.main.pid, *name)).collect();
-        let marks: Vec<Vec<Membership>> = shares.iter().map(|record| marks(record, state_dir)).collect();
+        let memberships: Vec<Vec<Membership>> =
+            shares.iter().map(|record| memberships(record, state_dir)).collect();
         // If the processes cannot be listed, they have no owner until the next poll.
-        ProcessOwners { names, main, process_index: ProcessIndex::of(&marks).unwrap_or_default() }
+        ProcessOwners { names, main, process_index: ProcessIndex::of(&memberships).unwrap_or_default() }
     }
 
     fn find(&self, pid: u32) -> Option<String> {

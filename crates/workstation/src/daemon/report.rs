@@ -130,8 +130,9 @@ impl Daemon {
 
     fn share_reports(&self, shares: &[ShareView]) -> Vec<ShareReport> {
         // One pass over all processes of the machine for all shares: a pass for each would be slow.
-        let marks: Vec<_> = shares.iter().map(|seen| monitor::marks(&seen.record, &self.state_dir)).collect();
-        let counted = share_processes::members_of_shares(&marks).ok();
+        let memberships: Vec<_> =
+            shares.iter().map(|seen| monitor::memberships(&seen.record, &self.state_dir)).collect();
+        let counted = share_processes::members_of_shares(&memberships).ok();
         let members = |at: usize| counted.as_ref().map(|counted| counted[at].len());
         shares.iter().enumerate().map(|(at, seen)| self.share(seen, members(at))).collect()
     }
@@ -181,9 +182,11 @@ impl Daemon {
             since: record.since,
             pid: record.main.pid,
             command: record.command.clone(),
-            confinement: record.bound.map_or_else(|| "none yet".into(), |bond| bond.binding.to_string()),
+            confinement: record
+                .confinement
+                .map_or_else(|| "none yet".into(), |record| record.confinement.to_string()),
             cgroup: record.cgroup.is_some(),
-            device_filter: record.bound.is_some_and(|bound| bound.device_filter),
+            device_filter: record.confinement.is_some_and(|record| record.device_filter),
             members: members.unwrap_or(processes.len()),
             processes: processes.into_values().collect(),
             oversubscribe: record.oversubscribe,

@@ -71,15 +71,15 @@ impl Daemon {
         live.stopping = true;
         let (number, record) = (live.number, live.record.clone());
         drop(state);
-        let marks = record.marks(&self.state_dir);
-        let ended = if marks.is_empty() {
+        let memberships = record.memberships(&self.state_dir);
+        let ended = if memberships.is_empty() {
             // The share has not started yet, and has no other process.
             record
                 .main
                 .signal(rustix::process::Signal::KILL)
                 .map(|()| share_processes::EndedProcesses { ended: 0, killed: 1 })
         } else {
-            share_processes::end_members(&marks, &|process| record.is_of(process), grace)
+            share_processes::end_members(&memberships, &|process| record.is_of(process), grace)
         };
         match ended {
             Ok(ended) => {

@@ -208,14 +208,14 @@ impl Daemon {
         };
         let name = granted.name.clone();
         let number = self.state().shares.get(&name).map(|live| live.number);
-        let bound = self.confine_caller(&mut caller, granted);
-        if !matches!(bound, Ok(true))
+        let confined = self.confine_caller(&mut caller, granted);
+        if !matches!(confined, Ok(true))
             && let Some(number) = number
         {
             // The caller disconnected or cannot be confined, so its command has not started.
             self.release(&name, number);
         }
-        bound.map(|_| ())
+        confined.map(|_| ())
     }
 
     /// Sends the grant, and confines the caller. Returns whether its command may start.
@@ -229,10 +229,10 @@ impl Daemon {
         write_message(&mut caller.writer, &DaemonResponse::Granted(Box::new(granted)))?;
         let confined = self.confine(&name, caller.main);
         caller.reader.get_mut().extend(CONFINE_TIMEOUT);
-        let Some(bound) = read_message::<ConfinedNotice>(&mut caller.reader, MAX_REQUEST_BYTES)? else {
+        let Some(notice) = read_message::<ConfinedNotice>(&mut caller.reader, MAX_REQUEST_BYTES)? else {
             return Ok(false);
         };
-        match self.verify_confinement(&name, caller.main, bound.binding, &confined) {
+        match self.verify_confinement(&name, caller.main, notice.confinement, &confined) {
             Ok(()) => write_message(&mut caller.writer, &DaemonResponse::Go { notes: confined.notes })
                 .map(|()| true),
             Err(error) => {
