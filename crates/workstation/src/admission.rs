@@ -203,18 +203,18 @@ fn admit(
         if has.len() >= usize::try_from(most).unwrap_or(usize::MAX) {
             return no(format!(
                 "{} may have {most} shares at a time and {}: stop one first",
-                rule.who,
+                rule.apply_to,
                 has_already(&has)
             ));
         }
     }
     if let Some(most) = rule.gpus.filter(|most| want.count > *most) {
-        return no(format!("{} may have {most} GPUs per share, requested {}", rule.who, want.count));
+        return no(format!("{} may have {most} GPUs per share, requested {}", rule.apply_to, want.count));
     }
     if rule.whole == Some(false) && want.share.whole {
         return no(format!(
             "{} may not have a whole GPU: request a share with --memory and --cores",
-            rule.who
+            rule.apply_to
         ));
     }
     if let Some(only) = &rule.only {
@@ -225,7 +225,7 @@ fn admit(
             let words: Vec<String> = only.iter().map(ToString::to_string).collect();
             return no(format!(
                 "{} may only use {}, which this machine does not have",
-                rule.who,
+                rule.apply_to,
                 words.join(", ")
             ));
         }
@@ -251,7 +251,7 @@ fn within_rule(
     let theirs = held.iter().filter(|held| held.who.uid == who.uid).flat_map(|held| held.shares);
     let no = |most: String, what: String, has: String, asked: String| {
         let message =
-            format!("{} may have {most} of {what} in total, has {has} and requests {asked}", rule.who);
+            format!("{} may have {most} of {what} in total, has {has} and requests {asked}", rule.apply_to);
         let refusal = Refusal::new(RefusalReason::NotAllowed, message);
         Err(refusal.with_hints(["request less, or stop another share".into()]))
     };
@@ -292,7 +292,7 @@ fn reserved_for_others(
     settings: &WorkstationSettings,
     who: &UserIdentity,
 ) -> Vec<ReservedPart> {
-    let others = settings.reservations.iter().filter(|reservation| !reservation.users.includes(who));
+    let others = settings.reservations.iter().filter(|reservation| !reservation.apply_to.includes(who));
     let kept = others.filter_map(|reservation| {
         let gpu = reservation.gpu(node)?;
         let (memory, cores) = unused_reservation(reservation, &gpu, held);
@@ -304,7 +304,7 @@ fn reserved_for_others(
             amounts(memory, cores),
             reservation.gpu,
             verb_for(memory, cores),
-            reservation.users
+            reservation.apply_to
         );
         let share =
             Share { gpu, memory_bytes: Some(memory), cores: Some(cores), ceiling: None, whole: false };
@@ -331,7 +331,8 @@ fn unused_reservation(
     gpu: &GpuUuid,
     held: &[HeldShares<'_>],
 ) -> (Bytes, Cores) {
-    let theirs = held.iter().filter(|held| reservation.users.includes(held.who)).flat_map(|held| held.shares);
+    let theirs =
+        held.iter().filter(|held| reservation.apply_to.includes(held.who)).flat_map(|held| held.shares);
     let there: Vec<&Share> = theirs.filter(|share| share.gpu == *gpu).collect();
     let memory = there.iter().filter_map(|share| share.memory_bytes).map(|bytes| bytes.0).sum::<u64>();
     let cores = there.iter().filter_map(|share| share.cores).map(Cores::as_millipercent).sum::<u32>();

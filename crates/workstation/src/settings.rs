@@ -85,7 +85,7 @@ pub struct DefaultShare {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UserRule {
     /// The users that the rule applies to.
-    pub who: UserSelector,
+    pub apply_to: UserSelector,
     /// The maximum number of shares at a time.
     #[serde(default)]
     pub shares: Option<u32>,
@@ -111,8 +111,7 @@ pub struct UserRule {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Reservation {
     /// The users that it is reserved for.
-    #[serde(rename = "for")]
-    pub users: UserSelector,
+    pub apply_to: UserSelector,
     /// The GPU, by index or UUID.
     pub gpu: GpuSelector,
     /// The memory that is reserved.
@@ -416,7 +415,7 @@ impl WorkstationSettings {
             if rule.shares == Some(0) {
                 let problem =
                     "shares: 0 allows no shares: omit the rule to forbid shares, or write 1 or more";
-                return invalid(format!("users, {}", rule.who), problem);
+                return invalid(format!("users, {}", rule.apply_to), problem);
             }
         }
         for reservation in &self.reservations {
@@ -467,14 +466,14 @@ impl WorkstationSettings {
         if self.users.is_empty() || who.uid == 0 {
             return Ok(None);
         }
-        self.users.iter().find(|rule| rule.who.includes(who)).map(Some).ok_or(())
+        self.users.iter().find(|rule| rule.apply_to.includes(who)).map(Some).ok_or(())
     }
 }
 
 impl Reservation {
     /// Returns where the reservation is in the settings, for messages.
     fn place(&self) -> String {
-        format!("reservations, {} for {}", self.gpu, self.users)
+        format!("reservations, {} for {}", self.gpu, self.apply_to)
     }
 
     /// Returns the GPU of the reservation, if exactly one is selected.

@@ -148,7 +148,7 @@ fn default_share_applies_to_requests_without_a_size() {
 #[test]
 fn rules_apply_to_the_sum_of_a_users_shares() {
     let settings = WorkstationSettings::from_yaml(
-        "users: [{who: '*', shares: 3, memory: 10Gi, cores: 60, gpus: 1, whole: false}]",
+        "users: [{applyTo: '*', shares: 3, memory: 10Gi, cores: 60, gpus: 1, whole: false}]",
     )
     .unwrap();
     let mut held = TestShares::default();
@@ -192,12 +192,12 @@ fn rules_apply_to_the_sum_of_a_users_shares() {
     held.run("c", user(1), &settings, &request(1, 1)).unwrap();
     refused(&mut held, &settings, 1, &request(1, 1), "3 shares at a time and has a, b, c");
     held.run("d", user(2), &settings, &request(10, 60)).unwrap();
-    let strict = WorkstationSettings::from_yaml("users: [{who: root}]").unwrap();
+    let strict = WorkstationSettings::from_yaml("users: [{applyTo: root}]").unwrap();
     let unmatched = held.run("x", user(3), &strict, &request(1, 1)).unwrap_err();
     assert!(unmatched.message.contains("no rule under users"), "{unmatched:?}");
-    let exact = WorkstationSettings::from_yaml("users: [{who: '*', cores: 40.5}]").unwrap();
+    let exact = WorkstationSettings::from_yaml("users: [{applyTo: '*', cores: 40.5}]").unwrap();
     refused(&mut held, &exact, 3, &request(1, 41), "40.5 % of GPU time in total, has 0 % and requests 41 %");
-    let only = WorkstationSettings::from_yaml("users: [{who: '*', only: [1]}]").unwrap();
+    let only = WorkstationSettings::from_yaml("users: [{applyTo: '*', only: [1]}]").unwrap();
     for name in ["e", "f"] {
         assert_eq!(held.run(name, user(4), &only, &request(1, 1)).unwrap()[0].gpu, node().gpus[1].uuid);
     }
@@ -206,7 +206,8 @@ fn rules_apply_to_the_sum_of_a_users_shares() {
 #[test]
 fn reservation_is_available_to_its_users_only() {
     let settings =
-        WorkstationSettings::from_yaml("reservations: [{for: 7, gpu: 0, memory: 30Gi, cores: 50}]").unwrap();
+        WorkstationSettings::from_yaml("reservations: [{applyTo: 7, gpu: 0, memory: 30Gi, cores: 50}]")
+            .unwrap();
     let mut held = TestShares::default();
     held.run("a", user(1), &settings, &request(40, 50)).unwrap();
     let refused = held.run("b", user(1), &settings, &request(11, 10)).unwrap_err();
@@ -248,7 +249,7 @@ proptest! {
     /// No sequence of requests, resizes and releases grants more of a GPU than it has.
     #[test]
     fn no_gpu_is_overcommitted(steps in proptest::collection::vec((0u32..4, 0u64..45, 0u32..=100, 0u32..3, any::<bool>()), 1..40)) {
-        let settings = WorkstationSettings::from_yaml("reservations: [{for: 3, gpu: 1, memory: 8Gi, cores: 20}]").unwrap();
+        let settings = WorkstationSettings::from_yaml("reservations: [{applyTo: 3, gpu: 1, memory: 8Gi, cores: 20}]").unwrap();
         let mut held = TestShares::default();
         for (at, (who, gib, cores, kind, whole)) in steps.into_iter().enumerate() {
             match kind {

@@ -33,11 +33,11 @@ metrics: 127.0.0.1:9999
 policy: binpack
 default: {memory: 4Gi, cores: 25, mode: hard}
 users:
-  - {who: root, whole: true}
-  - {who: '@root', shares: 4, memory: 20Gi, cores: 150, gpus: 2, whole: false, only: [0, T4]}
-  - {who: '*', shares: 1}
+  - {applyTo: root, whole: true}
+  - {applyTo: '@root', shares: 4, memory: 20Gi, cores: 150, gpus: 2, whole: false, only: [0, T4]}
+  - {applyTo: '*', shares: 1}
 reservations:
-  - {for: root, gpu: 1, memory: 10Gi, cores: 40}
+  - {applyTo: root, gpu: 1, memory: 10Gi, cores: 40}
 ",
     )
     .unwrap();
@@ -47,7 +47,7 @@ reservations:
     assert_eq!(settings.reservations[0].gpu(&node()), Some(node().gpus[1].uuid.clone()));
     settings.check_against(&node()).unwrap();
     let student = UserIdentity { uid: 4242, gids: vec![7] };
-    assert_eq!(settings.rule(&student).unwrap().unwrap().who, UserSelector::AllUsers);
+    assert_eq!(settings.rule(&student).unwrap().unwrap().apply_to, UserSelector::AllUsers);
     assert_eq!(
         settings.rule(&UserIdentity { uid: 4242, gids: vec![7, 0] }).unwrap().unwrap().shares,
         Some(4)
@@ -63,8 +63,11 @@ fn empty_settings_allow_everything() {
     assert!(
         WorkstationSettings::default().rule(&UserIdentity { uid: 4242, gids: vec![] }).unwrap().is_none()
     );
-    let strict = WorkstationSettings::from_yaml("users: [{who: root}]").unwrap();
-    assert!(strict.rule(&UserIdentity { uid: 4242, gids: vec![] }).is_err(), "who is not named may nothing");
+    let strict = WorkstationSettings::from_yaml("users: [{applyTo: root}]").unwrap();
+    assert!(
+        strict.rule(&UserIdentity { uid: 4242, gids: vec![] }).is_err(),
+        "a user without a rule gets nothing"
+    );
 }
 
 #[test]
@@ -78,29 +81,32 @@ fn invalid_settings_are_explained() {
         ("metrics: yes please", "invalid address"),
         ("policy: fastest", "unknown policy"),
         ("oversubscribe: sometimes", "sometimes"),
-        ("users: [{who: nobody-like-that}]", "user nobody-like-that not found"),
-        ("users: [{who: '@nobody-like-that'}]", "group nobody-like-that not found"),
-        ("users: [{who: root, shares: 0}]", "shares: 0"),
-        ("users: [{shares: 2}]", "who"),
-        ("reservations: [{for: root, gpu: 0}]", "reserves nothing"),
+        ("users: [{applyTo: nobody-like-that}]", "user nobody-like-that not found"),
+        ("users: [{applyTo: '@nobody-like-that'}]", "group nobody-like-that not found"),
+        ("users: [{applyTo: root, shares: 0}]", "shares: 0"),
+        ("users: [{shares: 2}]", "applyTo"),
+        ("reservations: [{applyTo: root, gpu: 0}]", "reserves nothing"),
         ("driver: nvida", "nvida"),
         ("default: {mode: hard}", "write cores, too"),
         ("simulated: {gpus: 0}", "invalid number of GPUs 0"),
-        ("users: [{who: root, cores: many}]", "invalid percentage many"),
-        ("users: [{who: root, cores: 12.3456}]", "at most three decimals"),
+        ("users: [{applyTo: root, cores: many}]", "invalid percentage many"),
+        ("users: [{applyTo: root, cores: 12.3456}]", "at most three decimals"),
     ] {
         let message = refused(text);
         assert!(message.contains(expected), "{text}: {message}");
     }
     for (text, expected) in [
         (
-            "reservations: [{for: root, gpu: 7, memory: 1Gi}]",
+            "reservations: [{applyTo: root, gpu: 7, memory: 1Gi}]",
             "must select exactly one GPU; the GPUs are 0 (GPU-00000000",
         ),
-        ("reservations: [{for: root, gpu: 0, cores: 60}, {for: 7, gpu: 0, cores: 50}]", "more than 100 %"),
+        (
+            "reservations: [{applyTo: root, gpu: 0, cores: 60}, {applyTo: 7, gpu: 0, cores: 50}]",
+            "more than 100 %",
+        ),
         ("default: {memory: 500Gi}", "no GPU of this machine has 500 GiB"),
         (
-            "reservations: [{for: root, gpu: 0, memory: 41Gi}]",
+            "reservations: [{applyTo: root, gpu: 0, memory: 41Gi}]",
             "41 GiB reserved in total, more than its 40 GiB",
         ),
     ] {

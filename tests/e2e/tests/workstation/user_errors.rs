@@ -180,10 +180,10 @@ fn invalid_settings_are_refused() {
         ("metrics: 0.0.0.0:9464\n", "other machines"),
         ("default:\n  memory: 5gb\n", "5gb"),
         ("default:\n  cores: 200\n", "200"),
-        ("users:\n  - who: no-such-user\n    shares: 1\n", "user no-such-user not found"),
-        ("users:\n  - who: '*'\n    shares: 0\n", "shares: 0"),
-        ("users:\n  - shares: 1\n", "who"),
-        ("reservations:\n  - for: '*'\n    gpu: 0\n", "reserves nothing"),
+        ("users:\n  - applyTo: no-such-user\n    shares: 1\n", "user no-such-user not found"),
+        ("users:\n  - applyTo: '*'\n    shares: 0\n", "shares: 0"),
+        ("users:\n  - shares: 1\n", "applyTo"),
+        ("reservations:\n  - applyTo: '*'\n    gpu: 0\n", "reserves nothing"),
     ] {
         let file = state_dir.write_settings(text);
         let file = file.to_str().unwrap();
@@ -201,8 +201,8 @@ fn invalid_settings_are_refused() {
     // Errors that depend on the machine are reported at the start.
     let simulated = "driver: simulated\nmetrics: off\n";
     for (more, expected) in [
-        ("reservations:\n  - for: '*'\n    gpu: 7\n    memory: 1Gi\n", "must select exactly one GPU"),
-        ("reservations:\n  - for: '*'\n    gpu: 1\n    memory: 90Gi\n", "more than its 39.39 GiB"),
+        ("reservations:\n  - applyTo: '*'\n    gpu: 7\n    memory: 1Gi\n", "must select exactly one GPU"),
+        ("reservations:\n  - applyTo: '*'\n    gpu: 1\n    memory: 90Gi\n", "more than its 39.39 GiB"),
         ("simulated:\n  model: RTX-9999\n", "RTX-9999"),
         ("simulated:\n  gpus: 0\n", "simulated"),
     ] {

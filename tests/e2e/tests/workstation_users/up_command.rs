@@ -256,15 +256,15 @@ fn check_option_validates_settings() {
         let message = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         (output.status.code().unwrap(), message)
     };
-    let (code, message) = check("driver: simulated\nusers:\n- {who: root, shares: 2, memory: 8Gi}\n");
+    let (code, message) = check("driver: simulated\nusers:\n- {applyTo: root, shares: 2, memory: 8Gi}\n");
     assert!(code == 0 && message.starts_with("the settings are valid ("), "{message}");
     for (text, what) in [
         ("driver: amd\n", "amd"),
         ("drivers: simulated\n", "drivers"),
-        ("users: [{who: no-such-user}]\n", "user no-such-user not found"),
-        ("users: [{who: root, memory: 8gb}]\n", "invalid amount of memory 8gb"),
-        ("users: [{who: root, shares: 0}]\n", "shares: 0 allows no shares"),
-        ("reservations: [{for: root, gpu: 0}]\n", "reserves nothing"),
+        ("users: [{applyTo: no-such-user}]\n", "user no-such-user not found"),
+        ("users: [{applyTo: root, memory: 8gb}]\n", "invalid amount of memory 8gb"),
+        ("users: [{applyTo: root, shares: 0}]\n", "shares: 0 allows no shares"),
+        ("reservations: [{applyTo: root, gpu: 0}]\n", "reserves nothing"),
         ("metrics: 0.0.0.0:9464\n", "can be reached from other machines"),
         ("users: [\n", "settings.yaml"),
     ] {

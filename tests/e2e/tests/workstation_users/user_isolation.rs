@@ -83,10 +83,10 @@ fn user_rules_and_reservations_are_enforced() {
     let settings = format!(
         "default: {{memory: 3Gi, cores: 10}}\n\
          users:\n\
-         - {{who: {ADA}, shares: 2, memory: 8Gi, cores: 50, whole: false}}\n\
-         - {{who: \"@{BOB}\", gpus: 1, only: [1]}}\n\
+         - {{applyTo: {ADA}, shares: 2, memory: 8Gi, cores: 50, whole: false}}\n\
+         - {{applyTo: \"@{BOB}\", gpus: 1, only: [1]}}\n\
          reservations:\n\
-         - {{for: {ADA}, gpu: 1, memory: 30Gi}}\n"
+         - {{applyTo: {ADA}, gpu: 1, memory: 30Gi}}\n"
     );
     let (machine, _up) = SharedMachine::managed_by_root(&settings);
     let run = |uid: u32, options: &[&str]| {
