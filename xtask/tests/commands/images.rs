@@ -355,6 +355,9 @@ fn dockerfile_matches_the_image() {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Dockerfile")).unwrap();
     assert!(text.contains("ENTRYPOINT [\"/usr/bin/partage\"]"));
     assert!(text.contains(&format!("FROM rust:{}-", env!("CARGO_PKG_RUST_VERSION"))), "{text}");
+    // The released profile, stripped, with the commit: what `make image` packs.
+    assert!(text.contains("cargo build --profile dist ") && text.contains("strip --strip-all"), "{text}");
+    assert!(text.contains("ARG PARTAGE_COMMIT"), "{text}");
 }
 
 #[test]
