@@ -1,4 +1,6 @@
-//! The word list and the sentence rules.
+//! Finds phrases of the word list, and sentences that break a rule.
+
+use super::word_list::{EMPTY_SENTENCES, RELATIVE_SUBJECTS, WHAT_VERBS, WORD_LIST};
 
 /// A finding in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,64 +17,6 @@ impl Offense {
         Offense { line: self.line + line - 1, ..self }
     }
 }
-
-/// Words and phrases that have a standard term, with the term.
-const WORD_LIST: [(&str, &str); 46] = [
-    ("nobody", "name the component"),
-    ("nobody's", "orphaned, unowned"),
-    ("somebody", "name the component"),
-    ("somebody's", "name the component"),
-    ("anybody", "name the component"),
-    ("everybody", "all users, every process"),
-    ("whoever", "name the component"),
-    ("whomever", "name the component"),
-    ("whatsoever", "any"),
-    ("anew", "again"),
-    ("likewise", "say what applies"),
-    ("is let be", "is not changed"),
-    ("are let be", "are not changed"),
-    ("not to be had", "unavailable"),
-    ("to be had", "available"),
-    ("falls ill", "becomes unhealthy"),
-    ("fell ill", "became unhealthy"),
-    ("fall ill", "become unhealthy"),
-    ("gets well", "recovers"),
-    ("is well again", "has recovered"),
-    ("told of", "reported"),
-    ("tells of", "reports"),
-    ("tell of", "report"),
-    ("makes place", "frees capacity"),
-    ("is asked for it", "name the request"),
-    ("what there is", "what is available"),
-    ("there is nobody", "name the component"),
-    ("is no text", "is not valid UTF-8"),
-    ("that was no", "malformed"),
-    ("as it stands", "unchanged"),
-    ("tell more", "debug logging"),
-    ("of its own accord", "automatically"),
-    ("the program's promise", "state the precondition"),
-    ("the caller's promise", "state the precondition"),
-    ("keeper", "daemon"),
-    ("undertaker", "name the component"),
-    ("wishes", "requests"),
-    ("the books", "ledger"),
-    ("kindly", "omit it"),
-    ("a stranger", "an unknown process"),
-    ("strangers", "unknown processes"),
-    ("well-behaved word", "omit it"),
-    ("thrice", "three times"),
-    ("hitherto", "so far"),
-    ("whence", "from where"),
-    ("henceforth", "from now on"),
-];
-
-/// Words that make a poor subject at the start of a sentence: "Who cuts its file short is refused".
-const RELATIVE_SUBJECTS: [&str; 4] = ["who", "whose", "whom", "of which"];
-/// "What" followed by one of these starts a sentence whose subject is hidden: "What is held is released".
-const WHAT_VERBS: [&str; 12] =
-    ["is", "are", "was", "were", "has", "have", "had", "does", "did", "can", "may", "cannot"];
-/// First lines that only point elsewhere.
-const EMPTY_SENTENCES: [&str; 6] = ["the same.", "the same", "which.", "where.", "why.", "likewise."];
 
 /// Finds phrases of the word list.
 pub(super) fn check_words(text: &str) -> Vec<Offense> {

@@ -12,6 +12,12 @@ fn phrase_of_the_word_list_is_found_as_whole_words() {
 }
 
 #[test]
+fn word_of_the_list_is_found_only_where_it_is_a_word() {
+    let found = check_words("an ill GPU\nskill, promised_bytes, promisedCores\nbonds\nA Bond.");
+    assert_eq!(words(&found), [(1, "\"ill\": unhealthy"), (4, "\"bond\": confinement")]);
+}
+
+#[test]
 fn sentence_with_a_relative_pronoun_as_subject_is_found() {
     let found = check_sentences(
         "The agent reads it. What is held\nis released. Who is asked? What a pod holds is its grant.",
