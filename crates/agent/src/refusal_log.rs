@@ -66,15 +66,21 @@ mod tests {
     #[test]
     fn refusal_is_logged_once_per_container_and_reason() {
         let log = RefusalLog::default();
-        assert!(log.insert(&container("a"), "no room: 3 GiB are free"));
+        assert!(log.insert(&container("a"), "insufficient capacity: 3 GiB are free"));
         for _ in 0..5 {
-            assert!(!log.insert(&container("a"), "no room: 3 GiB are free"));
+            assert!(!log.insert(&container("a"), "insufficient capacity: 3 GiB are free"));
         }
-        assert!(log.insert(&container("b"), "no room: 3 GiB are free"), "another pod");
+        assert!(log.insert(&container("b"), "insufficient capacity: 3 GiB are free"), "another pod");
         assert!(log.insert(&container("a"), "its GPU is unhealthy"), "another reason");
-        assert!(!log.insert(&container("a"), "no room: 3 GiB are free"), "it was logged before");
+        assert!(
+            !log.insert(&container("a"), "insufficient capacity: 3 GiB are free"),
+            "it was logged before"
+        );
         log.remove(&container("a"));
-        assert!(log.insert(&container("a"), "no room: 3 GiB are free"), "it had started in between");
+        assert!(
+            log.insert(&container("a"), "insufficient capacity: 3 GiB are free"),
+            "it had started in between"
+        );
     }
 
     #[test]

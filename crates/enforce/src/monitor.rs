@@ -204,7 +204,8 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
             for (at, granted) in region.iter().flat_map(|region| granted(region)).enumerate() {
                 let of =
                     usage.entry(key.clone()).or_default().entry(uuid_from_bytes(granted.uuid)).or_default();
-                let spent = |said: &BTreeMap<K, UsageSnapshot>| Some(said.get(key)?.gpus.get(at)?.spent);
+                let spent =
+                    |snapshots: &BTreeMap<K, UsageSnapshot>| Some(snapshots.get(key)?.gpus.get(at)?.spent);
                 // The driver reports work in whole percents, and only of the last moments.
                 if spent(&self.snapshots).zip(spent(later)).is_some_and(|(before, after)| before != after) {
                     of.worked = Some(now);

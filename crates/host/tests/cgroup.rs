@@ -41,7 +41,7 @@ impl Drop for TestCgroup {
 /// A shell that runs one command per line.
 struct ScriptedShell {
     child: Child,
-    says: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl ScriptedShell {
@@ -49,14 +49,14 @@ impl ScriptedShell {
         let mut command = Command::new("sh");
         command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap());
-        Self { child, says }
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdout }
     }
 
     fn ask(&mut self, line: &str) -> String {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
         let mut answer = String::new();
-        self.says.read_line(&mut answer).unwrap();
+        self.stdout.read_line(&mut answer).unwrap();
         answer.trim().into()
     }
 

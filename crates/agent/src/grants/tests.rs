@@ -143,9 +143,9 @@ fn unhealthy_gpu_is_not_granted_and_keeps_its_grants() {
     let settings = AgentSettings::default();
     let asks = pod(json!({"partage.dev/gpu": 1, "partage.dev/memory": "10Gi"}), json!({}));
     let first = decide(&mut grants, "a", &asks, &settings).unwrap();
-    let mut ill = node();
-    ill.gpus.iter_mut().for_each(|gpu| gpu.withheld = Some("XID 79".into()));
-    grants.set_node(ill);
+    let mut unhealthy = node();
+    unhealthy.gpus.iter_mut().for_each(|gpu| gpu.withheld = Some("XID 79".into()));
+    grants.set_node(unhealthy);
     assert!(decide(&mut grants, "b", &asks, &settings).unwrap_err().contains("XID 79"));
     assert_eq!(decide(&mut grants, "a", &asks, &settings).unwrap(), first);
     grants.set_node(node());

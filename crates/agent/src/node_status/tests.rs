@@ -183,10 +183,10 @@ fn published_amounts_never_make_kubelet_kill_a_pod() {
         let running: Vec<_> = running.map(|pod| PodRequest { pod: &pod.pod, grant: None }).collect();
         resources::requested(&running, node)
     };
-    let (say, wanted) = watch::channel(None);
+    let (sender, wanted) = watch::channel(None);
     let (pods, status_task) =
         bed.block_on(async { (cluster.watch_pods(), tokio::spawn(run(cluster.clone(), wanted))) });
-    say.send_replace(Some(desired(&healthy, &settings, &RequestedAmounts::default())));
+    sender.send_replace(Some(desired(&healthy, &settings, &RequestedAmounts::default())));
     shown.until("the node has its amounts", |node| {
         node["status"]["allocatable"][MEMORY] == "22356"
             && node["metadata"]["labels"]["nvidia-device-enable"] == "enable"
@@ -198,11 +198,11 @@ fn published_amounts_never_make_kubelet_kill_a_pod() {
 
     // A GPU is lost. The other one has less than the pod requests.
     let lost = Some("it has fallen off the bus".to_string());
-    let mut ill = healthy.clone();
-    ill.gpus[0] = Gpu { withheld: lost, ..ill.gpus[0].clone() };
-    let asked = requests(&pods.all(), &ill);
+    let mut unhealthy = healthy.clone();
+    unhealthy.gpus[0] = Gpu { withheld: lost, ..unhealthy.gpus[0].clone() };
+    let asked = requests(&pods.all(), &unhealthy);
     assert_eq!(asked.total, BTreeMap::from([(MEMORY.to_string(), 12_000)]));
-    say.send_replace(Some(desired(&ill, &settings, &asked)));
+    sender.send_replace(Some(desired(&unhealthy, &settings, &asked)));
     shown.until("the node has less", |node| node["status"]["allocatable"][MEMORY] == "12k");
     shown.restart_kubelet("second");
     let pod = shown.until_pod("large", "Running");
@@ -219,7 +219,7 @@ fn published_amounts_never_make_kubelet_kill_a_pod() {
 
     // The dialect is disabled: kubelet does not kill pods for a resource that the node does not have.
     let off = AgentSettings { dialects: vec![Dialect::Native], ..settings.clone() };
-    say.send_replace(Some(desired(&ill, &off, &asked)));
+    sender.send_replace(Some(desired(&unhealthy, &off, &asked)));
     shown.until("the dialect is gone", |node| {
         node["status"]["capacity"].get(MEMORY).is_none()
             && node["status"]["allocatable"].get(MEMORY).is_none()
@@ -229,7 +229,7 @@ fn published_amounts_never_make_kubelet_kill_a_pod() {
     shown.restart_kubelet("third");
     shown.until_pod("large", "Running");
 
-    drop(say);
+    drop(sender);
     bed.block_on(status_task).unwrap();
     bed.block_on(clean_up(&cluster)).unwrap();
     bed.block_on(clean_up(&cluster)).unwrap();

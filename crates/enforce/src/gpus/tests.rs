@@ -149,8 +149,8 @@ fn change_is_reported_only_if_the_list_is_outdated() {
 fn unhealthy_gpus_are_withheld_for_their_first_reason() {
     let mut machine = node(&["a", "b", "c"]);
     machine.gpus[1].withheld = Some("MIG mode is enabled".into());
-    let ill = |uuid: &str| GpuSample { health: Some("XID 79".into()), ..sample(uuid, None) };
-    withhold_unhealthy(&mut machine, &[ill("a"), ill("b"), sample("c", None)]);
+    let unhealthy = |uuid: &str| GpuSample { health: Some("XID 79".into()), ..sample(uuid, None) };
+    withhold_unhealthy(&mut machine, &[unhealthy("a"), unhealthy("b"), sample("c", None)]);
     let withheld: Vec<Option<&str>> = machine.gpus.iter().map(|gpu| gpu.withheld.as_deref()).collect();
     assert_eq!(withheld, [Some("XID 79"), Some("MIG mode is enabled"), None]);
 }

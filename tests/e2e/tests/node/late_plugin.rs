@@ -413,9 +413,12 @@ async fn starts_are_refused_as_often_as_requested() {
     let kubelet = FakeKubelet::start().await;
     let plugin = kubelet.plugin().await;
     kubelet.allocate("u1", "train", "main", App, &["late-0"]).await;
-    plugin.refuse_starts(2, "no room on this node");
+    plugin.refuse_starts(2, "insufficient capacity on this node");
     for _ in 0..2 {
-        assert_eq!(kubelet.pre_start(&["late-0"]).await.unwrap_err().message(), "no room on this node");
+        assert_eq!(
+            kubelet.pre_start(&["late-0"]).await.unwrap_err().message(),
+            "insufficient capacity on this node"
+        );
     }
     kubelet.pre_start(&["late-0"]).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Requests that cannot be granted, and their messages: no room now, never any room, or an unclear request. Also
+//! Requests that cannot be granted, and their messages: no capacity now, or never enough, or an unclear request. Also
 //! changes of the amounts of a running pod.
 
 use crate::test_node::{GPU_QUERY_NOUNITS, TestNode, bed, parse_gpus, pod};
