@@ -11,7 +11,7 @@
 //! Libraries, programs and firmware are in one CDI spec that all containers share, and that changes only with the driver or the
 //! shim. Device nodes, region and environment are in a small spec of the container's own.
 //!
-//! The loader of any glibc searches one of its two directories after everything else, whatever the environment says, so no
+//! The loader of any glibc searches one of its two directories after everything else, regardless of the environment, so no
 //! variable, no hook and no loader cache is needed. `/usr/lib` itself belongs to musl, and gets nothing. Files that enforcement
 //! depends on are mounted one by one: a runtime mounts the path with more components later, so a volume of the pod on one of
 //! these directories is below them. Paths are compared as they are written: through a symbolic link of its image a pod can

@@ -1,6 +1,6 @@
 //! Resolves device ids to the containers that hold them, with the help of kubelet and the container runtime.
 //!
-//! Kubelet's requests name devices, never containers. Its checkpoint says which container holds them, with the pod's UID and
+//! Kubelet's requests name devices, never containers. Its checkpoint records which container holds them, with the pod's UID and
 //! the agent's own answer to `Allocate`: the key in it proves that the entry belongs to Partage. Where the checkpoint cannot be
 //! read, the agent queries kubelet's PodResources API, which has names but no UIDs and leaves out ordinary init containers; the
 //! container runtime has the UIDs.

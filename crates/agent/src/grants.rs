@@ -267,7 +267,7 @@ impl NodeGrants {
         Ok(())
     }
 
-    /// Ends a resize: the pod holds what the record says.
+    /// Ends a resize: the pod holds the amounts of the record.
     pub(crate) fn replace(&mut self, record: PodRecord) {
         self.ledger.confirm(record.pod.clone(), record.grant.clone(), HostUsage::default());
         self.records.insert(record.pod.uid.clone(), record);

@@ -285,7 +285,7 @@ fn fits_alone(
     policies::fits(capacity, classes, &PreparedAsk { ask, wants: vec![wanted.clone()] })
 }
 
-/// Returns what each GPU is short of for the container that does not fit.
+/// Returns the shortfall of each GPU for the container that does not fit.
 fn gpu_shortfalls(
     capacity: &NodeCapacity,
     classes: &[GpuClass],

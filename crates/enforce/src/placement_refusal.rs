@@ -31,7 +31,7 @@ impl NoPlacement {
         }
     }
 
-    /// Returns the refusal for a pod on a node of a cluster. It says whether waiting helps, because a pod that never
+    /// Returns the refusal for a pod on a node of a cluster. It states whether waiting helps, because a pod that never
     /// fits has to be changed.
     pub fn into_pod_refusal(self, node: &NodeName) -> Refusal {
         let why = &self.why;

@@ -115,7 +115,7 @@ pub enum SpecError {
     /// The spec has no device, or several.
     #[error("spec has {0} devices, expected one")]
     DeviceCount(usize),
-    /// The spec is for another device than its file name says.
+    /// The spec is for a device other than the one in its file name.
     #[error("spec is for device {0:?}")]
     WrongDevice(String),
 }

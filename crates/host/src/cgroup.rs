@@ -280,7 +280,7 @@ fn is_valid_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.chars().all(allowed)
 }
 
-/// Returns whether an error says that the cgroup does not exist. Reading one that is being removed fails with ENODEV.
+/// Returns whether an error means that the cgroup does not exist. Reading one that is being removed fails with ENODEV.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }

@@ -1,6 +1,6 @@
 //! A small scheduler extender for tests, which shows how kube-scheduler calls an extender and uses the answers.
 //!
-//! It is not the product's extender, which decides. This one answers as the test says, and records every call.
+//! It is not the product's extender, which decides. This one answers as the test requests, and records every call.
 
 use crate::test_server::{ServeError, TestServer};
 use axum::Router;

@@ -150,7 +150,7 @@ pub fn resize(
         (None, None) => (first.cores, None),
         (cores, mode) => (cores.or(first.cores), mode),
     };
-    // The mode stays the same unless the change says otherwise.
+    // The mode stays the same unless the change sets another.
     let hard_now = first.cores.is_some() && first.ceiling.is_none();
     let mode = mode.or(hard_now.then_some(ComputeMode::Hard));
     let count = u32::try_from(own.shares.len()).unwrap_or(u32::MAX);
@@ -410,7 +410,7 @@ fn of_this_machine(text: &str) -> String {
     text.replace("has a model that the pod excludes", "is not of a requested model")
 }
 
-/// Removes what a message says about GPUs that were excluded, unless nothing else is left.
+/// Removes the parts of a message about excluded GPUs, unless nothing else is left.
 fn without_others(text: &str) -> String {
     let parts: Vec<&str> = text.split("; ").filter(|part| !part.ends_with("is excluded by UUID")).collect();
     if parts.is_empty() { text.into() } else { parts.join("; ") }

@@ -11,7 +11,7 @@ pub enum TaskError {
     /// The task panicked; the source is tokio's report of the panic.
     #[error("a task of the agent has failed")]
     Failed(#[source] JoinError),
-    /// It returned; its last log line says why.
+    /// It returned; its last log line gives the reason.
     #[error("a task of the agent exited unexpectedly: see the preceding log lines")]
     Ended,
 }

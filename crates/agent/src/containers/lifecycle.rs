@@ -1,7 +1,7 @@
 //! The lifecycle of this node's containers as one type.
 //!
 //! Every container that kubelet requested devices for is in one map, from the answer to `Allocate` until its files are
-//! removed. Its [`ContainerStage`] says how far it has come:
+//! removed. Its [`ContainerStage`] records how far it has come:
 //!
 //! ```text
 //!  Allocate              PreStartContainer                                pod finished or gone,
@@ -70,7 +70,7 @@ pub(crate) struct ContainerOwner {
 /// The stage of a container in its lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerStage {
-    /// `Allocate` was answered. Kubelet does not say for which pod.
+    /// `Allocate` was answered. Kubelet does not name the pod.
     Named,
     /// Kubelet's checkpoint (or PodResources and the runtime) names the pod and container.
     Identified {
@@ -369,7 +369,7 @@ impl Containers {
         self.grants.record(&owner.pod)?.grant_of(&owner.container)
     }
 
-    /// Decides a pod's grant, or returns the one it has. The record has to be saved. `listed` says that the watch has the
+    /// Decides a pod's grant, or returns the one it has. The record has to be saved. `listed` means that the watch has the
     /// pod: a single read of the API server may be ahead of it.
     pub(crate) fn decide(
         &mut self,

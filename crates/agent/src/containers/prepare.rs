@@ -1,7 +1,7 @@
 //! Answers kubelet's requests: `Allocate` gets a key for devices, `PreStartContainer` prepares everything that a container gets.
 //!
 //! `Allocate` does not name a pod, so it is answered with a fresh key and nothing else. Before the container is created,
-//! kubelet's checkpoint says which container has which key; then the pod's grant is decided, and the container's region and CDI
+//! kubelet's checkpoint records which container has which key; then the pod's grant is decided, and the container's region and CDI
 //! spec are written.
 
 use super::lifecycle::{ContainerOwner, PREPARE_STEPS, PrepareStep};
@@ -444,7 +444,7 @@ impl DeviceAllocator for NodeState {
     async fn allocate(&self, resource: &str, ids: BTreeSet<DeviceId>) -> Result<ContainerKey, Refusal> {
         let device = ids.first().map(field::display);
         let span = tracing::info_span!("allocate", resource, device, devices = ids.len(), key = field::Empty);
-        // Kubelet's checkpoint says later which pod the key is for.
+        // Kubelet's checkpoint shows later which pod the key is for.
         span.in_scope(|| self.allocate_key(resource, ids))
     }
 
@@ -478,7 +478,7 @@ impl NodeState {
         self.adapters.store.put_allocation(&allocation).map_err(|error| {
             self.containers().remove(&key);
             let error = describe(&error);
-            // Kubelet fails the pod and quotes the cause in its status; `Allocate` does not say which pod it is for.
+            // Kubelet fails the pod and quotes the cause in its status; `Allocate` does not name the pod that it is for.
             tracing::warn!(resource, error, "device allocation refused: it cannot be recorded");
             Refusal::new(RefusalReason::Failed, format!("the allocation cannot be recorded: {error}"))
         })?;

@@ -265,7 +265,7 @@ impl PluginServer {
         drop(streams);
         if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
             task.abort();
-            // The error says that it was aborted.
+            // The error only reports that it was aborted.
             let _ = task.await;
         }
     }

@@ -12,7 +12,7 @@
 use super::ElectionTiming;
 use std::time::Duration;
 
-/// The longest lease that a candidate waits for, whatever the lease says. [`ElectionTiming`] accepts no longer one.
+/// The longest lease that a candidate waits for, whatever duration the lease has. [`ElectionTiming`] accepts no longer one.
 pub(super) const MAX_LEASE_DURATION: Duration = Duration::from_secs(600);
 
 /// Time on this process's monotonic clock.

@@ -192,7 +192,7 @@ pub fn read(
     Ok(found)
 }
 
-/// Updates the records of all dialects to say that the node has prepared the pod, as the tools of those projects expect.
+/// Updates the records of all dialects to show that the node has prepared the pod, as the tools of those projects expect.
 pub fn mark_prepared(annotations: &mut BTreeMap<String, String>) {
     for (key, value) in annotations {
         let done = match key.as_str() {

@@ -106,7 +106,7 @@ impl GpuAllocation {
         }
     }
 
-    /// Returns this without the other.
+    /// Subtracts the usage of `other`, stopping at zero.
     pub fn minus(self, other: GpuAllocation) -> GpuAllocation {
         GpuAllocation {
             memory: self.memory.saturating_sub(other.memory),
@@ -168,7 +168,7 @@ impl HostUsage {
         }
     }
 
-    /// Returns this without the other.
+    /// Subtracts the usage of `other`, stopping at zero.
     pub fn minus(self, other: HostUsage) -> HostUsage {
         HostUsage {
             cpu: MilliCpu(self.cpu.0.saturating_sub(other.cpu.0)),

@@ -1,7 +1,7 @@
 //! The placement policy of each component if its settings and the pod name none.
 //!
 //! The components differ because they choose among different things and know different things. This module is the
-//! only place that says which policy is the default where; `docs/placement.md` says the same for operators.
+//! only place that defines the default policy of each; `docs/placement.md` lists them for operators.
 
 use crate::model::PlacementPolicy;
 

@@ -1,4 +1,4 @@
-//! Whether a share fits one GPU, and if not, what it is short of.
+//! Whether a share fits one GPU, and if not, its shortfall.
 
 use super::capacity::{GpuAllocation, GpuCapacity, GpuClass};
 use crate::model::{Bytes, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus};
@@ -70,7 +70,7 @@ impl ShareNeed {
         memory_fits && self.cores_left(used).is_some()
     }
 
-    /// Returns what the share is short of on this GPU; `None` if it fits.
+    /// Returns the shortfall of this GPU for the share; `None` if it fits.
     pub fn shortfall_on(&self, gpu: &GpuCapacity, class: &GpuClass) -> Option<Shortfall> {
         let used = &gpu.used;
         if gpu.withheld {

@@ -72,7 +72,7 @@ pub trait GpuPreference {
     fn choose_gpu_set(&self, on: &PlacementContext, wanted: &PreparedWant, mask: u64) -> Option<u64>;
 }
 
-/// Returns what the pod is short of if the node's CPU or memory does not suffice.
+/// Returns the pod's shortfall if the node's CPU or memory does not suffice.
 pub fn host_shortfall(capacity: &NodeCapacity, prepared: &PreparedAsk) -> Option<NodeShortfall> {
     match (capacity.free_cpu(), capacity.free_memory()) {
         (Some(free), _) if prepared.ask.cpu > free => {

@@ -1,4 +1,4 @@
-//! Converts errors of NVML into messages that say what to do.
+//! Converts errors of NVML into messages that state the remedy.
 
 use super::{NvmlSessionError, xid};
 use crate::driver::InstalledDriver;
@@ -30,7 +30,7 @@ pub(super) fn query_error(asked: &'static str) -> impl Fn(NvmlError) -> NvmlSess
     }
 }
 
-/// Returns what an error says about the health of a GPU; `None` if it says nothing: not every card supports every
+/// Returns what an error reports about the health of a GPU; `None` if it reports nothing: not every card supports every
 /// query.
 pub(super) fn health_of(error: &NvmlError) -> Option<String> {
     let words = match error {
@@ -49,7 +49,7 @@ pub(super) fn health_of(error: &NvmlError) -> Option<String> {
     Some(words.to_string())
 }
 
-/// Returns whether an error says that a GPU is gone until it is reset or returns, or the driver is reloaded. Other
+/// Returns whether an error means that a GPU is gone until it is reset or returns, or the driver is reloaded. Other
 /// errors may be temporary.
 pub(super) fn is_gone(error: &NvmlError) -> bool {
     use NvmlError::{DriverNotLoaded, GpuLost, ResetRequired, Uninitialized};

@@ -3,7 +3,7 @@
 //! The driver reports an XID once and never withdraws it. An XID that requires a reset makes the GPU unhealthy until a
 //! reset is observed: the GPU was gone and responds again, or its energy counter started over.
 //!
-//! The card counts uncorrectable memory errors, whether they reached one program or all. An XID that says what became
+//! The card counts uncorrectable memory errors, whether they reached one program or all. An XID that reports what became
 //! of them takes precedence; the counter alone decides only if the XID was reported before this session.
 
 use super::sample::DeviceResult;
@@ -30,7 +30,7 @@ pub struct FatalGpuError {
 }
 
 impl FatalGpuError {
-    /// Returns whether the GPU is unusable. Otherwise the XID says that its uncorrectable memory errors were contained.
+    /// Returns whether the GPU is unusable. Otherwise the XID reports that its uncorrectable memory errors were contained.
     pub fn is_fatal(&self) -> bool {
         xid::fatal(self.xid).is_some()
     }
@@ -41,7 +41,7 @@ impl FatalGpuError {
 pub(super) struct HealthTracker {
     /// The first XID since the last reset that makes the GPU unusable.
     xid: Option<u64>,
-    /// The first XID since the last reset that says that a memory error was contained.
+    /// The first XID since the last reset that reports that a memory error was contained.
     contained: Option<u64>,
     /// Whether the GPU did not answer in the last sample.
     gone: bool,
@@ -102,7 +102,7 @@ pub(super) fn of(tracked: &mut TrackedGpu, device: &DeviceResult<'_>) -> Option<
     let xids = tracked.events.xids();
     log_xids(tracked.identity.as_ref().map(|identity| &identity.gpu.uuid), &xids);
     let reported = tracked.health.take(gone, energy, &xids);
-    // An XID says why; without one, the current state is all that is known.
+    // An XID has the reason; without one, the current state is all that is known.
     reported.or_else(|| match now {
         CurrentState::Healthy => None,
         CurrentState::Unhealthy(why) => why,
@@ -127,7 +127,7 @@ fn log_xids(gpu: Option<&GpuUuid>, xids: &[u64]) {
 /// The state of a GPU that NVML reports now.
 enum CurrentState {
     Healthy,
-    /// A query failed. The reason is `None` for errors that say nothing about health.
+    /// A query failed. The reason is `None` for errors that do not concern health.
     Unhealthy(Option<String>),
     /// The GPU counts uncorrectable memory errors.
     MemoryErrors,

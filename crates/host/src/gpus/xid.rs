@@ -17,7 +17,7 @@ const RESTART_ADVICE: &str =
 /// The XID of a GPU that has fallen off the bus and no longer responds.
 pub(super) const XID_OFF_THE_BUS: u64 = 79;
 
-/// Returns whether an XID says that a memory error was contained in one program, or that its row is remapped at the
+/// Returns whether an XID reports that a memory error was contained in one program, or that its row is remapped at the
 /// next reset.
 pub(super) fn is_contained(xid: u64) -> bool {
     matches!(xid, 63 | 94)

@@ -31,7 +31,7 @@ pub(super) fn is_index_key(annotation: &str) -> bool {
 
 const ASSIGNED: &str = "gpu-assigned";
 
-/// Returns whether an annotation says that the node has prepared the pod, under any domain.
+/// Returns whether an annotation records that the node has prepared the pod, under any domain.
 pub(super) fn is_assigned_key(annotation: &str) -> bool {
     annotation.split_once('/').is_some_and(|(_, name)| name == ASSIGNED)
 }
