@@ -18,7 +18,8 @@ use partage_sim_node::{install, profile};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -30,7 +31,7 @@ fn main() {
 
 fn benches() {
     println!("call                     1 process   32 processes   (median ns of CPU time)");
-    for call in ["alloc-free", "launch", "launch-queued", "mem-get-info"] {
+    for call in ["alloc-free", "launch", "launch-queued", "write-word", "write-queued", "mem-get-info"] {
         println!("{call:<24} {:>9.1} {:>14.1}", costs(call, 1), costs(call, 32));
     }
     println!();
@@ -44,6 +45,19 @@ fn benches() {
             format!("{count} x {micros} us"),
             (took / asked - 1.0) * 100.0
         );
+        NodeDir::remove(node.path()).unwrap();
+    }
+    println!();
+    println!(
+        "words behind a kernel    median us late   99 % us late   (seen by a thread that sleeps 10 us at a time)"
+    );
+    for micros in [200, 2000] {
+        let node = node();
+        let (mut children, mut outputs) = start(node.path(), 1, &["words", &micros.to_string()]);
+        begin(&mut children, &mut outputs);
+        let words = line(&mut outputs[0]);
+        println!("{:<24} {words}", format!("{micros} us"));
+        assert!(children[0].wait().unwrap().success());
         NodeDir::remove(node.path()).unwrap();
     }
     println!();
@@ -148,6 +162,7 @@ fn client(arguments: &[String]) {
         [kind, call] if kind == "cost" => cost(&cuda, call),
         [kind, count, micros] if kind == "kernels" => kernels(&cuda, count.parse().unwrap(), micros),
         [kind, micros] if kind == "saturate" => saturate(&cuda, micros),
+        [kind, micros] if kind == "words" => return words(&cuda, micros),
         other => panic!("{other:?}"),
     };
     println!("{result}");
@@ -189,14 +204,18 @@ fn cost(cuda: &CudaLibrary, call: &str) -> f64 {
     const ROUNDS: usize = 21;
     const CALLS: u32 = 50_000;
     let (nothing, something) = (function(cuda, "busy_0us"), function(cuda, "busy_1us"));
-    if call == "launch-queued" {
-        return queued_cost(cuda, something);
+    let (_, word) = pinned_word(cuda);
+    match call {
+        "launch-queued" => return queued_cost(cuda, something, || launch(cuda, something)),
+        "write-queued" => return queued_cost(cuda, something, || write_word(cuda, word, 1)),
+        _ => {}
     }
     let round = || {
         let start = processor_time();
         for _ in 0..CALLS {
             match call {
                 "launch" => launch(cuda, nothing),
+                "write-word" => write_word(cuda, word, 1),
                 "mem-get-info" => {
                     let (mut free, mut total) = (0, 0);
                     // SAFETY: the outputs are local variables.
@@ -221,18 +240,57 @@ fn cost(cuda: &CudaLibrary, call: &str) -> f64 {
     rounds[ROUNDS / 2]
 }
 
-/// Returns the median cost of launching a kernel into a launch queue that is busy but never full.
-fn queued_cost(cuda: &CudaLibrary, function: CUfunction) -> f64 {
+/// Allocates a pinned word; returns it and its address for the driver.
+fn pinned_word(cuda: &CudaLibrary) -> (&'static AtomicU64, CUdeviceptr) {
+    let mut page = std::ptr::null_mut();
+    // SAFETY: the output is a local variable, valid for writes during the call.
+    assert_eq!(unsafe { cuda.cuMemHostAlloc(&mut page, 4096, 0) }, CUDA_SUCCESS);
+    // SAFETY: page-aligned memory that is never freed and is accessed only atomically.
+    (unsafe { &*page.cast() }, page as u64)
+}
+
+fn write_word(cuda: &CudaLibrary, address: CUdeviceptr, value: u64) {
+    // SAFETY: the address is pinned memory of the driver.
+    let code = unsafe { cuda.cuStreamWriteValue64_v2(std::ptr::null_mut(), address, value, 0) };
+    assert_eq!(code, CUDA_SUCCESS);
+}
+
+/// Prints how late words behind a kernel appear to a thread that does not call the driver.
+fn words(cuda: &CudaLibrary, micros: &str) {
+    let busy = function(cuda, &format!("busy_{micros}us"));
+    let (word, address) = pinned_word(cuda);
+    wait_for_start();
+    let wanted: f64 = micros.parse().unwrap();
+    let mut late: Vec<f64> = (1..=400)
+        .map(|value| {
+            let start = Instant::now();
+            launch(cuda, busy);
+            write_word(cuda, address, value);
+            while word.load(Ordering::Acquire) != value {
+                std::thread::sleep(Duration::from_micros(10));
+            }
+            start.elapsed().as_secs_f64() * 1e6 - wanted
+        })
+        .collect();
+    late.sort_by(f64::total_cmp);
+    println!("{:>14.0} {:>14.0}", late[late.len() / 2], late[late.len() * 99 / 100]);
+}
+
+/// Returns the median cost of a call while the launch queue is busy but never full.
+fn queued_cost(cuda: &CudaLibrary, function: CUfunction, call: impl Fn()) -> f64 {
     wait_for_start();
     let mut rounds: Vec<f64> = (0..501)
         .map(|_| {
             // SAFETY: no pointer is passed.
             assert_eq!(unsafe { cuda.cuCtxSynchronize() }, CUDA_SUCCESS);
-            let start = processor_time();
-            for _ in 0..1000 {
+            for _ in 0..100 {
                 launch(cuda, function);
             }
-            (processor_time() - start) / 1000.0
+            let start = processor_time();
+            for _ in 0..900 {
+                call();
+            }
+            (processor_time() - start) / 900.0
         })
         .collect();
     rounds.sort_by(f64::total_cmp);

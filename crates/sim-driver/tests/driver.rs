@@ -24,6 +24,8 @@ mod sequences;
 mod streams;
 #[path = "driver/symbols.rs"]
 mod symbols;
+#[path = "driver/words.rs"]
+mod words;
 
 use driver::cuda::*;
 use node::role;
@@ -68,6 +70,7 @@ fn client() {
         "stream" => streams::client(rest),
         "process" => processes::client(rest),
         "sequences" => sequences::client(rest),
+        "words" => words::client(rest),
         other => panic!("{other}"),
     }
 }

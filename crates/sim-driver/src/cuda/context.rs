@@ -142,7 +142,7 @@ impl Context {
     ) -> Result<&'static Self, CudaError> {
         let (group, legacy) = {
             let mut engine = device.engine();
-            engine.open(&device.state, device.gpu)?;
+            engine.open(device)?;
             engine.open_group()
         };
         let new = || Context {
@@ -179,7 +179,7 @@ impl Context {
         check_compute_mode(self.device)?;
         let bytes = self.device.profile.memory.context;
         self.device.charge(bytes)?;
-        let opened = self.device.engine().open(&self.device.state, self.device.gpu);
+        let opened = self.device.engine().open(self.device);
         opened.inspect_err(|_| self.device.refund(bytes))?;
         self.device.count_context(true);
         self.alive.store(true, Ordering::Release);

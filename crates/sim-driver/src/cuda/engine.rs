@@ -6,18 +6,24 @@
 //! that waits for it or on the driver's worker thread. While the position is unknown, because a callback or another
 //! GPU comes first, the timeline is *blocked* and later operations wait in its queue.
 
+mod card_thread;
 mod concurrent_kernels;
 mod host_tasks;
+mod word_writes;
 
 use super::CudaError;
 use super::device::Device;
 use super::event::Event;
-use crate::state::{GpuLane, SimNodeState};
+use super::stream::{MemoryWord, WordCondition};
+use crate::state::GpuLane;
+use card_thread::CardThread;
 use concurrent_kernels::ConcurrentKernels;
 pub(super) use host_tasks::HostTask;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use word_writes::WordWrites;
+pub(super) use word_writes::{has_pending_writes, store_words_at_exit, wait_for_stores};
 
 /// The share of a kernel that occupies the whole GPU.
 pub(super) const FULL_GPU_SHARE: u32 = 1 << 16;
@@ -37,8 +43,10 @@ pub(super) enum StreamOp {
     Callback(HostClosure),
     /// Blocks the stream until this recording of the event is complete.
     WaitEvent(&'static Event, u64),
-    /// Blocks the stream until the condition is true.
-    WaitUntil(Box<dyn Fn() -> bool + Send>),
+    /// Blocks the stream until the word meets the condition.
+    WaitWord(WordCondition),
+    /// Writes a word into memory.
+    WriteWord(MemoryWord, u64),
     /// Runs kernels that depend on each other.
     GraphKernels(Arc<[GraphKernel]>),
 }
@@ -55,7 +63,8 @@ enum BlockedOn {
     Event(&'static Event, u64),
     /// Operations of other timelines, up to these numbers.
     Operations(Vec<(usize, u64)>),
-    Condition(Box<dyn Fn() -> bool + Send>),
+    /// A value in memory, which counts from this position on.
+    Word(u64, WordCondition),
     /// A function of the program that has not returned.
     Callback,
 }
@@ -103,7 +112,7 @@ impl StreamTimeline {
         let placed = self.op_count - self.queue.len() as u64;
         let free = match self.blocked_on {
             // The last placed operation is the one that blocks.
-            Some(BlockedOn::Event(..) | BlockedOn::Condition(_)) => placed - 1,
+            Some(BlockedOn::Event(..) | BlockedOn::Word(..)) => placed - 1,
             Some(BlockedOn::Operations(_) | BlockedOn::Callback) | None => placed,
         };
         self.pending_tasks.front().map_or(free, |first| free.min(first.number - 1))
@@ -121,6 +130,8 @@ struct StreamGroup {
 /// The work of this process on one GPU.
 pub(super) struct ExecutionEngine {
     lane: Option<GpuLane>,
+    /// The device that owns the engine, once the lane is open.
+    device: Option<&'static Device>,
     timelines: Vec<StreamTimeline>,
     free: Vec<usize>,
     groups: Vec<StreamGroup>,
@@ -131,6 +142,8 @@ pub(super) struct ExecutionEngine {
     concurrent: ConcurrentKernels,
     host_tasks: BTreeMap<(u64, u64), HostTask>,
     next_task: u64,
+    word_writes: WordWrites,
+    card_thread: CardThread,
     /// Timelines that are blocked or have host tasks. While there are none, streams are independent of each other.
     unsettled: Arc<UnsettledCount>,
     /// Number of operations in the queues of all timelines.
@@ -177,6 +190,7 @@ impl ExecutionEngine {
     pub(super) fn new(depth: usize) -> Self {
         Self {
             lane: None,
+            device: None,
             timelines: Vec::new(),
             free: Vec::new(),
             groups: Vec::new(),
@@ -186,6 +200,8 @@ impl ExecutionEngine {
             concurrent: ConcurrentKernels::default(),
             host_tasks: BTreeMap::new(),
             next_task: 0,
+            word_writes: WordWrites::default(),
+            card_thread: CardThread::default(),
             unsettled: Arc::default(),
             queued: 0,
             worker: false,
@@ -195,12 +211,14 @@ impl ExecutionEngine {
     }
 
     /// Opens the GPU lane, for the process's first context on the GPU.
-    pub(super) fn open(&mut self, state: &Arc<SimNodeState>, gpu: usize) -> Result<(), CudaError> {
+    pub(super) fn open(&mut self, device: &'static Device) -> Result<(), CudaError> {
         if let Some(lane) = &self.lane {
             return Ok(lane.check()?);
         }
+        let (state, gpu) = (&device.state, device.gpu);
         state.reserve_lane(gpu).map_err(|_| CudaError::OUT_OF_MEMORY)?;
         self.lane = Some(GpuLane::open(Arc::clone(state), gpu)?);
+        self.device = Some(device);
         Ok(())
     }
 
@@ -260,6 +278,7 @@ impl ExecutionEngine {
             return;
         }
         let served = self.lane.as_mut().map_or(u64::MAX, |lane| lane.refresh().unwrap_or(u64::MAX));
+        self.store_reached_words();
         for (index, timeline) in self.timelines.iter_mut().enumerate() {
             if timeline.closing && timeline.tail <= served && timeline.settled() == timeline.op_count {
                 timeline.closing = false;
@@ -441,6 +460,14 @@ impl ExecutionEngine {
         {
             return Ok(SubmitOutcome::LaunchQueueFull(oldest, op));
         }
+        if is_new && let StreamOp::WriteWord(..) = op {
+            self.store_reached_words();
+            if self.word_writes.len() >= self.recent_ends.len()
+                && let Some(oldest) = self.word_writes.first_position()
+            {
+                return Ok(SubmitOutcome::LaunchQueueFull(oldest, op));
+            }
+        }
         let earliest = self.earliest(&self.timelines[index]);
         let number = {
             let timeline = &mut self.timelines[index];
@@ -478,10 +505,26 @@ impl ExecutionEngine {
                 Some(position) => self.extend_tail(index, position.max(earliest)),
                 None => self.block_on(index, BlockedOn::Event(event, ticket)),
             },
-            StreamOp::WaitUntil(condition) => {
-                if !condition() {
-                    self.block_on(index, BlockedOn::Condition(condition));
+            StreamOp::WaitWord(condition) => {
+                // A word that meets the condition now is assumed to meet it later, unless a stream will write it.
+                self.store_reached_words();
+                if self.word_writes.will_change(condition.word()) || !condition.is_met() {
+                    self.block_on(index, BlockedOn::Word(earliest, condition));
                 }
+            }
+            StreamOp::WriteWord(word, value) => {
+                let own = &self.timelines[index];
+                if let (false, Some(device)) = (own.pending_tasks.is_empty(), self.device) {
+                    let work = move || {
+                        // No memory is unmapped while the engine is locked.
+                        let _engine = device.engine();
+                        word.store_if_mapped(value);
+                    };
+                    return Ok(self.schedule_host_task(index, earliest, number, Box::new(work), false));
+                }
+                let end = self.place_marker(earliest)?;
+                self.extend_tail(index, end);
+                self.add_word_write(end, word, value)?;
             }
             StreamOp::HostWork(work) => {
                 return Ok(self.schedule_host_task(index, earliest, number, work, false));
@@ -519,7 +562,9 @@ impl ExecutionEngine {
                 }));
         let lane = self.lane()?;
         lane.check()?;
-        Ok(settled && (lane.served() >= earliest || lane.refresh()? >= earliest))
+        let idle = settled && (lane.served() >= earliest || lane.refresh()? >= earliest);
+        self.store_reached_words();
+        Ok(idle)
     }
 
     /// Returns the open timelines of a context.
@@ -579,7 +624,11 @@ impl Device {
     /// Waits until the GPU has reached `position`.
     pub(super) fn wait_for_position(&self, position: u64) -> Result<(), CudaError> {
         loop {
-            let Some(instant) = self.engine().lane()?.not_before(position)? else { return Ok(()) };
+            let mut engine = self.engine();
+            let instant = engine.lane()?.not_before(position)?;
+            engine.store_reached_words();
+            drop(engine);
+            let Some(instant) = instant else { return Ok(()) };
             crate::state::wait_until(instant);
         }
     }

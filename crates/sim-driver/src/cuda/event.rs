@@ -189,6 +189,7 @@ impl Event {
                     Ok(served) => served >= placed.position,
                     Err(_) => true,
                 });
+            engine.store_reached_words();
             reached && engine.is_settled(placed.timeline, placed.number)
         };
         match engine {

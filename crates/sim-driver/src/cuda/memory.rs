@@ -50,6 +50,12 @@ pub(super) fn host_address(pointer: CUdeviceptr, bytes: usize) -> Result<*mut u8
     covers(pointer, bytes, true).map(|()| pointer as *mut u8)
 }
 
+/// Returns whether the program can still access memory that the driver knew when work on it was submitted.
+pub(super) fn is_still_mapped(pointer: CUdeviceptr) -> bool {
+    // Addresses of cards stay mapped when they are freed.
+    lookup::is_device_address(pointer) || ranges::find(pointer).is_some()
+}
+
 /// Allocates device memory for the driver's own use.
 pub(super) fn allocate(context: &'static Context, bytes: usize) -> Result<CUdeviceptr, CudaError> {
     device_arena::allocate(context, bytes, MemoryKind::Global)
@@ -124,7 +130,8 @@ pub(super) fn release(start: u64, accept: impl FnOnce(&MemoryRange) -> bool) -> 
 pub(super) fn wait_until_unused(context: &'static Context) -> Result<(), CudaError> {
     let device = context.device;
     check(device)?;
-    if PENDING_OPERATIONS.load(Ordering::Acquire) == 0 && device.state.is_idle(device.gpu) {
+    let pending = PENDING_OPERATIONS.load(Ordering::Acquire) > 0 || engine::has_pending_writes();
+    if !pending && device.state.is_idle(device.gpu) {
         return Ok(());
     }
     wait_until_unused_slow(context)
@@ -135,7 +142,9 @@ fn wait_until_unused_slow(context: &'static Context) -> Result<(), CudaError> {
     let busy = PENDING_OPERATIONS.load(Ordering::Acquire) > 0 || {
         let mut engine = context.device.engine();
         let lane = engine.lane()?;
-        lane.refresh()? < lane.submitted()
+        let busy = lane.refresh()? < lane.submitted();
+        engine.store_reached_words();
+        busy
     };
     if busy {
         context.sync()?;

@@ -1,7 +1,7 @@
 //! The driver in this process after `cuInit`: its node and the visible GPUs.
 
 use super::device::Device;
-use super::{CudaError, context, sharing, visible_devices};
+use super::{CudaError, context, engine, sharing, visible_devices};
 use crate::node::NodeDir;
 use crate::state::SimNodeState;
 use partage_driver_api::exports::DriverVersion;
@@ -63,6 +63,8 @@ fn start() -> Result<Session, CudaError> {
         .collect();
     // SAFETY: the handler only stores to a static and to a thread-local variable.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    // SAFETY: the handler only uses statics, which are never dropped; in a forked child it does nothing.
+    unsafe { libc::atexit(engine::store_words_at_exit) };
     // Files exported by processes that have died since.
     sharing::remove_orphaned_files(&node.shared_dir());
     Ok(Session { node, devices })
@@ -78,6 +80,11 @@ pub(super) fn session() -> Result<&'static Session, CudaError> {
         Some(Ok(session)) => Ok(session),
         _ => Err(CudaError::NOT_INITIALIZED),
     }
+}
+
+/// Returns whether streams can wait for values in memory and write them.
+pub(super) fn has_stream_memory_operations() -> bool {
+    session().is_ok_and(|session| session.node.config().settings.stream_memory_operations)
 }
 
 /// Returns a device by its ordinal.

@@ -3,6 +3,8 @@
 mod memory_ops;
 mod stream_functions;
 
+pub(super) use memory_ops::{MemoryWord, WordCondition};
+
 use super::context::{self, Context};
 use super::engine::{StreamKind, StreamOp};
 use super::handle::{HandleArena, handle_of};

@@ -24,7 +24,18 @@ pub struct TestNode(pub NodeDir);
 
 impl TestNode {
     pub fn new(card: &str, gpus: usize, driver: DriverVersion) -> Self {
-        let config = NodeConfig::new(driver, GpuProfile::named(card).unwrap(), gpus, 11).unwrap();
+        Self::with_config(card, gpus, driver, |_| ())
+    }
+
+    /// Creates a node whose configuration `change` has modified.
+    pub fn with_config(
+        card: &str,
+        gpus: usize,
+        driver: DriverVersion,
+        change: impl FnOnce(&mut NodeConfig),
+    ) -> Self {
+        let mut config = NodeConfig::new(driver, GpuProfile::named(card).unwrap(), gpus, 11).unwrap();
+        change(&mut config);
         let node = NodeDir::create_temporary(&config).unwrap();
         let object = install::shared_object().unwrap();
         install::write_libraries(&object, &node.libraries(), driver, node.path()).unwrap();

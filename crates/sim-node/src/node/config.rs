@@ -45,11 +45,13 @@ pub struct NodeSettings {
     pub kernel_micros: u32,
     /// The number of queued launches of a context at which the next launch blocks.
     pub queue: u32,
+    /// Whether streams can wait for values in memory and write them (`cuStreamWriteValue64` and its family).
+    pub stream_memory_operations: bool,
 }
 
 impl Default for NodeSettings {
     fn default() -> NodeSettings {
-        NodeSettings { slice_micros: 2000, kernel_micros: 10, queue: 1024 }
+        NodeSettings { slice_micros: 2000, kernel_micros: 10, queue: 1024, stream_memory_operations: true }
     }
 }
 

@@ -154,12 +154,23 @@ impl GpuLane {
         stamp
     }
 
-    /// Returns the earliest instant at which `position` can be reached; `None` if it has been reached.
+    /// Returns the earliest instant at which `position` can be reached; `None` if it has been reached. While other
+    /// processes have work on the GPU, the instant is at most a few milliseconds ahead, because one of them may die.
     pub fn not_before(&mut self, position: u64) -> Result<Option<u64>, GpuLost> {
         if self.served >= position {
             return self.check().map(|()| None);
         }
-        let served = self.refresh()?;
-        Ok((served < position).then(|| now() + (position - served)))
+        if self.refresh()? >= position {
+            return Ok(None);
+        }
+        let (timeline, _held) = self.state.timeline(self.gpu);
+        let wall = timeline.line().now.load(Relaxed);
+        Ok(Some(timeline.earliest_instant(self.state.slot, position, wall + DEAD_CHECK_INTERVAL_NANOS)))
+    }
+
+    /// Returns the position that the lane had reached when the GPU fell off the bus.
+    pub fn served_when_lost(&self) -> u64 {
+        let (timeline, _held) = self.state.timeline(self.gpu);
+        timeline.lane(self.state.slot).served.load(Relaxed)
     }
 }

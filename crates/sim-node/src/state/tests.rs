@@ -316,6 +316,32 @@ fn run(schedule: &[Submission], looks: &[u64], end: u64) -> (Vec<u64>, u64, Vec<
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
+    /// The prediction is exact while no process submits more work.
+    #[test]
+    fn predicted_instants_are_exact(work in prop::collection::vec(1..30_000u64, 4), look in 0..40_000u64) {
+        let folder = folder(1);
+        let states: Vec<SimNodeState> = (0..4).map(|_| attach(&folder)).collect();
+        let (timeline, _held) = states[0].timeline(0);
+        for state in &states {
+            timeline.clear(state.slot());
+        }
+        for (state, &work) in states.iter().zip(&work) {
+            timeline.submit(state.slot(), work);
+        }
+        timeline.advance(look);
+        let predicted: Vec<u64> = states
+            .iter()
+            .zip(&work)
+            .map(|(state, &work)| timeline.earliest_instant(state.slot(), work, u64::MAX))
+            .collect();
+        timeline.advance(1_000_000);
+        for ((state, &work), predicted) in states.iter().zip(&work).zip(predicted) {
+            // What was reached before needs no wait.
+            let instant = timeline.instant(state.slot(), work).unwrap();
+            prop_assert_eq!(predicted, instant.max(look));
+        }
+    }
+
     /// The GPU is never idle while there is work, never does more than was submitted, and advancing the timeline at
     /// other instants changes nothing.
     #[test]

@@ -43,7 +43,7 @@ pub(super) struct Timeline<'a> {
 }
 
 impl<'a> Timeline<'a> {
-    fn line(&self) -> &'a TimelineRecord {
+    pub(super) fn line(&self) -> &'a TimelineRecord {
         &self.gpu.line
     }
 
@@ -234,6 +234,51 @@ impl<'a> Timeline<'a> {
         }
         let segment = self.segment(slot, low.saturating_sub(1).max(oldest));
         Some(instant(segment, position.max(segment.served.load(Relaxed))))
+    }
+
+    /// Returns the instant at which the lane will be served up to `position` if no process submits more work until
+    /// then. More work of others only makes it later. Gives up at `horizon` and returns that if other lanes have work.
+    /// Another process may have advanced the timeline beyond the position already.
+    pub(super) fn earliest_instant(&self, slot: usize, position: u64, horizon: u64) -> u64 {
+        let (line, slowness) = (self.line(), self.slowness());
+        let wall = |service: u64| service.saturating_mul(slowness) / 1000;
+        let mut at = line.now.load(Relaxed);
+        let own = wall(position.saturating_sub(self.lane(slot).served.load(Relaxed)));
+        let demand = |other: usize| {
+            let lane = self.lane(other);
+            let submitted = lane.submitted.load(Acquire) & !DRY;
+            let service = submitted.saturating_sub(lane.served.load(Relaxed));
+            (other, if other == slot { own } else { wall(service) })
+        };
+        let mut lanes: Vec<(usize, u64)> =
+            self.runnable().map(demand).filter(|&(_, left)| left > 0).collect();
+        let is_own = |&(other, _): &(usize, u64)| other == slot;
+        // Without an own entry, which would end the loop below, there is nothing to wait for.
+        if !lanes.iter().any(is_own) || lanes.iter().all(is_own) {
+            return at + own;
+        }
+        let slice = self.shared.header.slice.load(Relaxed).max(1);
+        let holder = line.holder.load(Relaxed) as usize;
+        let mut turn = line.slice_left.load(Relaxed);
+        let holds = turn > 0 && lanes.iter().any(|&(other, _)| other == holder);
+        // Round-robin order, from the process that has the GPU or else the one after it.
+        let first = lanes.iter().position(|&(other, _)| if holds { other == holder } else { other > holder });
+        lanes.rotate_left(first.unwrap_or(0));
+        if !holds {
+            turn = slice;
+        }
+        while at < horizon {
+            for (other, left) in &mut lanes {
+                let used = turn.min(*left);
+                at += used;
+                *left -= used;
+                turn = slice;
+                if *other == slot && *left == 0 {
+                    return at.min(horizon);
+                }
+            }
+        }
+        horizon
     }
 
     fn is_runnable(&self, slot: usize) -> bool {

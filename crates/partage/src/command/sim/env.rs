@@ -73,6 +73,7 @@ impl TimingArgs {
             slice_micros: self.slice_micros.unwrap_or(settings.slice_micros),
             kernel_micros: self.kernel_micros.unwrap_or(settings.kernel_micros),
             queue: self.queue.unwrap_or(settings.queue),
+            ..settings.clone()
         }
     }
 }

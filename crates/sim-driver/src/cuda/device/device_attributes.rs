@@ -1,5 +1,6 @@
 //! Values of the attributes that `cuDeviceGetAttribute` returns.
 
+use super::super::session;
 use super::Device;
 use crate::profile::Architecture;
 use crate::state::GpuSetting;
@@ -117,13 +118,16 @@ impl Device {
             | CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
             | CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
             | CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
-            | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-            | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
             | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
             | CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS => 1,
+            CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+            | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR => {
+                i32::from(session::has_stream_memory_operations())
+            }
+            // Version 1 needs the parameter `NVreg_EnableStreamMemOPs=1` of the kernel module.
             CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
             | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
-            | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1 => 1,
+            | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1 => 0,
             CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED => ampere,
             CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH | CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED => hopper,
             CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT => 1 + 3 * hopper,

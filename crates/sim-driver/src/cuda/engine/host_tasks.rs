@@ -43,6 +43,8 @@ impl ExecutionEngine {
         let reached = self.lane.as_mut().is_none_or(|lane| {
             lane.served() >= position || lane.refresh().is_ok_and(|served| served >= position)
         });
+        // The task may read words that its stream has written before.
+        self.store_reached_words();
         if alone && reached && !is_callback {
             return SubmitOutcome::RunNow(host_task);
         }
@@ -102,7 +104,15 @@ impl ExecutionEngine {
         let Some(until) = self.timelines[index].blocked_on.take() else { return false };
         let released = match &until {
             BlockedOn::Callback => false,
-            BlockedOn::Condition(condition) => condition(),
+            BlockedOn::Word(position, condition) => {
+                let position = *position;
+                let reached = self.lane.as_mut().is_none_or(|lane| {
+                    // On a lost GPU, waiting threads get the error when they check the lane.
+                    lane.served() >= position || lane.refresh().is_ok_and(|served| served >= position)
+                });
+                self.store_reached_words();
+                reached && condition.is_met()
+            }
             BlockedOn::Operations(others) => {
                 others.iter().all(|&(timeline, number)| self.timelines[timeline].settled() >= number)
             }
@@ -149,6 +159,7 @@ impl ExecutionEngine {
             // The GPU serves nothing more: tasks complete without running, so that no thread waits for them.
             Some(Err(_)) | None => u64::MAX,
         };
+        self.store_reached_words();
         let first = |timeline: &StreamTimeline| timeline.pending_tasks.front().and_then(|first| first.key);
         let can_be_done = |key: &(u64, u64)| {
             key.0 <= served
@@ -170,9 +181,10 @@ impl ExecutionEngine {
                 // The task is due; another thread runs the one before it.
                 _ => now() + POLL_NANOS,
             });
-        let polled = self.timelines.iter().any(|timeline| {
-            matches!(timeline.blocked_on, Some(BlockedOn::Condition(_) | BlockedOn::Event(..)))
-        });
+        let polled = self
+            .timelines
+            .iter()
+            .any(|timeline| matches!(timeline.blocked_on, Some(BlockedOn::Word(..) | BlockedOn::Event(..))));
         [host_task, polled.then(|| now() + POLL_NANOS)].into_iter().flatten().min()
     }
 }
@@ -201,7 +213,7 @@ pub(super) fn wake_worker(device: &'static Device, engine: &mut ExecutionEngine)
 }
 
 /// Spawns a thread that blocks all signals: they are for the program's own threads.
-fn spawn_without_signals(spawn: impl FnOnce() -> bool) -> bool {
+pub(super) fn spawn_without_signals(spawn: impl FnOnce() -> bool) -> bool {
     // SAFETY: `sigset_t` is a C struct of integers, for which zero is valid.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
     // SAFETY: the argument is a valid signal set.
@@ -262,6 +274,7 @@ impl Device {
         let number = engine.last_op(timeline);
         if let SubmitOutcome::RunNow(host_task) = submitted {
             engine.finish_task(host_task.timeline, host_task.number, false);
+            engine.store_reached_words();
             drop(engine);
             self.work_changed.notify_all();
         } else {
@@ -281,6 +294,7 @@ impl Device {
         loop {
             engine.advance();
             if done(&mut engine) {
+                engine.store_reached_words();
                 return Ok(());
             }
             engine.lane()?.check()?;

@@ -34,8 +34,13 @@ pub(in crate::cuda) fn insert(range: MemoryRange) {
 
 /// Removes the range that starts at `start` if `accept` returns true for it.
 pub(in crate::cuda) fn remove(start: u64, accept: impl FnOnce(&MemoryRange) -> bool) -> Option<MemoryRange> {
-    let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-    ranges.get(&start).is_some_and(accept).then(|| ranges.remove(&start)).flatten()
+    let removed = {
+        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.get(&start).is_some_and(accept).then(|| ranges.remove(&start)).flatten()
+    };
+    // The caller may unmap the range now, or the program when the call returns.
+    engine::wait_for_stores();
+    removed
 }
 
 /// Returns the range that contains an address.

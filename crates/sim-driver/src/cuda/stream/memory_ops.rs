@@ -1,7 +1,9 @@
 //! Stream memory operations: waiting for a value in memory, and writing one.
+//!
+//! Version 1 of the functions needs a parameter of NVIDIA's kernel module that is off by default, as it is here.
 
 use super::super::engine::StreamOp;
-use super::super::{CudaError, memory};
+use super::super::{CudaError, memory, session};
 use super::Stream;
 use partage_driver_api::cuda::*;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,7 +45,7 @@ impl WaitCondition {
 
 /// An aligned 32-bit or 64-bit value in memory.
 #[derive(Clone, Copy)]
-struct MemoryWord {
+pub(in super::super) struct MemoryWord {
     address: usize,
     is_32_bit: bool,
 }
@@ -60,23 +62,65 @@ impl MemoryWord {
 
     fn load(self) -> u64 {
         if self.is_32_bit {
-            // SAFETY: aligned memory known to the driver, as `at` checked when the operation was submitted.
+            // SAFETY: aligned memory, as `at` checked, that is still mapped, as the callers check.
             u64::from(unsafe { &*(self.address as *const AtomicU32) }.load(Ordering::Acquire))
         } else {
-            // SAFETY: aligned memory known to the driver, as `at` checked when the operation was submitted.
+            // SAFETY: aligned memory, as `at` checked, that is still mapped, as the callers check.
             unsafe { &*(self.address as *const AtomicU64) }.load(Ordering::Acquire)
+        }
+    }
+
+    /// Returns whether the two have a byte in common.
+    pub(in super::super) fn overlaps(self, other: Self) -> bool {
+        let size = |word: Self| if word.is_32_bit { 4 } else { 8 };
+        self.address < other.address + size(other) && other.address < self.address + size(self)
+    }
+
+    /// Stores a value unless the memory was freed or unregistered since. The caller holds the engine's lock, without
+    /// which no memory that the driver knew is unmapped.
+    pub(in super::super) fn store_if_mapped(self, value: u64) {
+        if memory::is_still_mapped(self.address as u64) {
+            self.store(value);
         }
     }
 
     fn store(self, value: u64) {
         if self.is_32_bit {
-            // SAFETY: aligned memory known to the driver, as `at` checked when the operation was submitted.
+            // SAFETY: aligned memory, as `at` checked, that is still mapped, as the callers check.
             unsafe { &*(self.address as *const AtomicU32) }.store(value as u32, Ordering::Release);
         } else {
-            // SAFETY: aligned memory known to the driver, as `at` checked when the operation was submitted.
+            // SAFETY: aligned memory, as `at` checked, that is still mapped, as the callers check.
             unsafe { &*(self.address as *const AtomicU64) }.store(value, Ordering::Release);
         }
     }
+}
+
+/// A word that a stream waits for, and what must hold for it.
+pub(in super::super) struct WordCondition {
+    word: MemoryWord,
+    value: u64,
+    compare: WaitCondition,
+}
+
+impl WordCondition {
+    pub(in super::super) fn word(&self) -> MemoryWord {
+        self.word
+    }
+
+    /// Returns whether the word meets the condition now, or can no longer be read.
+    pub(in super::super) fn is_met(&self) -> bool {
+        let WordCondition { word, value, compare } = *self;
+        !memory::is_still_mapped(word.address as u64) || compare.holds(word.load(), value, word.is_32_bit)
+    }
+}
+
+/// Fails: version 1 of the functions is switched off.
+pub(super) fn reject_version_1(_stream: &'static Stream) -> Result<(), CudaError> {
+    Err(CudaError::NOT_SUPPORTED)
+}
+
+fn check_supported() -> Result<(), CudaError> {
+    if session::has_stream_memory_operations() { Ok(()) } else { Err(CudaError::NOT_SUPPORTED) }
 }
 
 /// Blocks the stream until the value meets the condition.
@@ -87,9 +131,10 @@ pub(super) fn wait(
     compare: WaitCondition,
     is_32_bit: bool,
 ) -> Result<(), CudaError> {
+    check_supported()?;
     let word = MemoryWord::at(address, is_32_bit)?;
     stream.check_not_capturing()?;
-    stream.submit(StreamOp::WaitUntil(Box::new(move || compare.holds(word.load(), value, is_32_bit))))
+    stream.submit(StreamOp::WaitWord(WordCondition { word, value, compare }))
 }
 
 /// Writes the value in stream order.
@@ -103,9 +148,10 @@ pub(super) fn write(
     if flags & !CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER != 0 {
         return Err(CudaError::INVALID_VALUE);
     }
+    check_supported()?;
     let word = MemoryWord::at(address, is_32_bit)?;
     stream.check_not_capturing()?;
-    stream.run_in_order(move || word.store(value))
+    stream.submit(StreamOp::WriteWord(word, value))
 }
 
 /// Submits several memory operations in order.
@@ -120,6 +166,7 @@ pub(super) unsafe fn batch(
 ) -> Result<(), CudaError> {
     // The real driver's limit.
     const MAX_BATCH_OPS: u32 = 256;
+    check_supported()?;
     if list.is_null() || count == 0 || count > MAX_BATCH_OPS || flags != 0 {
         return Err(CudaError::INVALID_VALUE);
     }

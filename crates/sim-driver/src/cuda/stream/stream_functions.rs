@@ -195,11 +195,11 @@ impl StreamApi for Library {
 
     unsafe fn cuStreamWaitValue32(
         stream: CUstream,
-        address: CUdeviceptr,
-        value: u32,
-        flags: u32,
+        _address: CUdeviceptr,
+        _value: u32,
+        _flags: u32,
     ) -> Result<(), CudaError> {
-        memory_ops::wait(resolve(stream)?, address, u64::from(value), WaitCondition::from_flags(flags)?, true)
+        memory_ops::reject_version_1(resolve(stream)?)
     }
 
     unsafe fn cuStreamWaitValue32_v2(
@@ -213,11 +213,11 @@ impl StreamApi for Library {
 
     unsafe fn cuStreamWaitValue64(
         stream: CUstream,
-        address: CUdeviceptr,
-        value: u64,
-        flags: u32,
+        _address: CUdeviceptr,
+        _value: u64,
+        _flags: u32,
     ) -> Result<(), CudaError> {
-        memory_ops::wait(resolve(stream)?, address, value, WaitCondition::from_flags(flags)?, false)
+        memory_ops::reject_version_1(resolve(stream)?)
     }
 
     unsafe fn cuStreamWaitValue64_v2(
@@ -231,11 +231,11 @@ impl StreamApi for Library {
 
     unsafe fn cuStreamWriteValue32(
         stream: CUstream,
-        address: CUdeviceptr,
-        value: u32,
-        flags: u32,
+        _address: CUdeviceptr,
+        _value: u32,
+        _flags: u32,
     ) -> Result<(), CudaError> {
-        memory_ops::write(resolve(stream)?, address, u64::from(value), flags, true)
+        memory_ops::reject_version_1(resolve(stream)?)
     }
 
     unsafe fn cuStreamWriteValue32_v2(
@@ -249,11 +249,11 @@ impl StreamApi for Library {
 
     unsafe fn cuStreamWriteValue64(
         stream: CUstream,
-        address: CUdeviceptr,
-        value: u64,
-        flags: u32,
+        _address: CUdeviceptr,
+        _value: u64,
+        _flags: u32,
     ) -> Result<(), CudaError> {
-        memory_ops::write(resolve(stream)?, address, value, flags, false)
+        memory_ops::reject_version_1(resolve(stream)?)
     }
 
     unsafe fn cuStreamWriteValue64_v2(
@@ -267,12 +267,11 @@ impl StreamApi for Library {
 
     unsafe fn cuStreamBatchMemOp(
         stream: CUstream,
-        count: u32,
-        param_array: *mut CUstreamBatchMemOpParams,
-        flags: u32,
+        _count: u32,
+        _param_array: *mut CUstreamBatchMemOpParams,
+        _flags: u32,
     ) -> Result<(), CudaError> {
-        // SAFETY: CUDA requires arrays of the stated length.
-        unsafe { memory_ops::batch(resolve(stream)?, count, param_array, flags) }
+        memory_ops::reject_version_1(resolve(stream)?)
     }
 
     unsafe fn cuStreamBatchMemOp_v2(
