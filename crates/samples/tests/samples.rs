@@ -249,8 +249,8 @@ fn missing_driver_or_gpu_is_reported() {
     let third = node.sample("trainer --gpu 2").output().unwrap();
     for (output, expected) in [
         (none, "error: cannot load the driver: "),
-        (unnamed, "error: cuInit failed: no CUDA device was found"),
-        (third, "error: cuDeviceGet failed: no such device"),
+        (unnamed, "error: cuInit failed: no CUDA-capable device is detected"),
+        (third, "error: cuDeviceGet failed: invalid device ordinal"),
     ] {
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), [].as_slice()));
         let message = String::from_utf8_lossy(&output.stderr);

@@ -329,11 +329,52 @@ impl LaunchApi for Library {
         num_blocks: i32,
         _block_size: i32,
     ) -> Result<(), CudaError> {
-        function(handle)?;
+        let function = function(handle)?;
         let compute = &context::current()?.device.profile.compute;
         let blocks = u32::try_from(num_blocks).ok().filter(|&n| n > 0).ok_or(CudaError::INVALID_VALUE)?;
-        let each = (compute.shared_per_multiprocessor / blocks).min(compute.shared_per_block_optin);
+        let each = (compute.shared_per_multiprocessor / blocks).min(function.max_dynamic_shared());
         // SAFETY: CUDA requires output pointers to be null or valid for writes.
         unsafe { write_out(dynamic_shared_size, each as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::exports::*;
+    use super::super::test_node;
+    use super::*;
+
+    #[test]
+    fn function_queries_follow_the_function() {
+        test_node::run(|| {
+            let (mut context, mut module, mut function) =
+                (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+            let (mut bytes, mut name) = (0, std::ptr::null());
+            // SAFETY: no pointer is passed.
+            assert_eq!(unsafe { cuInit(0) }, 0);
+            // SAFETY: the output is a local variable, as in the calls below.
+            assert_eq!(unsafe { cuCtxCreate_v2(&mut context, 0, 0) }, 0);
+            // SAFETY: the image is a NUL-terminated text.
+            assert_eq!(unsafe { cuModuleLoadData(&mut module, c"any".as_ptr().cast()) }, 0);
+            // SAFETY: the name is a NUL-terminated text.
+            assert_eq!(unsafe { cuModuleGetFunction(&mut function, module, c"one".as_ptr()) }, 0);
+            let mut available = |blocks| {
+                // SAFETY: the output is a local variable.
+                let code =
+                    unsafe { cuOccupancyAvailableDynamicSMemPerBlock(&mut bytes, function, blocks, 256) };
+                assert_eq!(code, 0);
+                bytes
+            };
+            assert_eq!(available(1), 48 << 10);
+            assert_eq!(available(8), (164 << 10) / 8);
+            let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: no pointer is passed except a valid handle.
+            assert_eq!(unsafe { cuFuncSetAttribute(function, attribute, 100 << 10) }, 0);
+            assert_eq!(available(1), 100 << 10);
+            // SAFETY: the output is a local variable, and a null handle is rejected.
+            assert_eq!(unsafe { cuFuncGetName(&mut name, std::ptr::null_mut()) }, CUDA_ERROR_INVALID_VALUE);
+            // SAFETY: the output is a local variable, and a null handle is rejected.
+            assert_eq!(unsafe { cuKernelGetName(&mut name, std::ptr::null_mut()) }, CUDA_ERROR_INVALID_VALUE);
+        });
     }
 }

@@ -82,6 +82,8 @@ impl MemoryPool {
             live: 0,
         };
         let state = Mutex::new(state);
+        // A pool grows by whole chunks.
+        let max_bytes = PoolAllocator::round_up_to_chunk(max_bytes);
         Self { device, default: false, handle_types, max_bytes, file, imported: false, state }
     }
 

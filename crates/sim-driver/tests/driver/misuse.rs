@@ -153,6 +153,17 @@ fn codes() {
     fails!(CUDA_ERROR_INVALID_CONTEXT, cuda.cuCtxPopCurrent_v2(&mut context));
     ok!(cuda.cuCtxGetCurrent(&mut context));
     assert!(context.is_null());
+    // Texts that programs compare.
+    for (code, expected) in [
+        (CUDA_ERROR_INVALID_DEVICE, c"invalid device ordinal"),
+        (CUDA_ERROR_NOT_INITIALIZED, c"initialization error"),
+        (CUDA_ERROR_OUT_OF_MEMORY, c"out of memory"),
+    ] {
+        let mut text = std::ptr::null();
+        ok!(cuda.cuGetErrorString(code, &mut text));
+        // SAFETY: the driver returned a text that is never freed.
+        assert_eq!(unsafe { std::ffi::CStr::from_ptr(text) }, expected);
+    }
     // Contexts.
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuCtxCreate_v2(null_mut(), 0, 0));
     fails!(CUDA_ERROR_INVALID_VALUE, cuda.cuCtxCreate_v2(&mut made, 0x1000, 0));

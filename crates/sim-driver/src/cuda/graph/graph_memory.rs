@@ -53,7 +53,7 @@ impl GraphAllocation {
         let plain = pool.allocType == CU_MEM_ALLOCATION_TYPE_PINNED
             && pool.handleTypes == CU_MEM_HANDLE_TYPE_NONE
             && pool.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
-        if !plain || params.bytesize == 0 || params.accessDescCount > 0 && params.accessDescs.is_null() {
+        if !plain || params.accessDescCount > 0 && params.accessDescs.is_null() {
             return Err(CudaError::INVALID_VALUE);
         }
         let device = device(pool.location.id).map_err(|_| CudaError::INVALID_VALUE)?;
@@ -62,7 +62,7 @@ impl GraphAllocation {
             // SAFETY: non-null, and the program passes an array of the stated length.
             count => unsafe { std::slice::from_raw_parts(params.accessDescs, count) }.into(),
         };
-        Self::reserve(params.bytesize, device, UserData(pool), access)
+        Self::reserve(params.bytesize.max(1), device, UserData(pool), access)
     }
 
     /// Reserves an address for a captured allocation.
@@ -70,12 +70,9 @@ impl GraphAllocation {
         device: &'static Device,
         bytes: usize,
     ) -> Result<Arc<Self>, CudaError> {
-        if bytes == 0 {
-            return Err(CudaError::INVALID_VALUE);
-        }
         let mut pool = CUmemPoolProps { allocType: CU_MEM_ALLOCATION_TYPE_PINNED, ..Default::default() };
         pool.location = CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: device.ordinal };
-        Self::reserve(bytes, device, UserData(pool), Box::default())
+        Self::reserve(bytes.max(1), device, UserData(pool), Box::default())
     }
 
     fn reserve(

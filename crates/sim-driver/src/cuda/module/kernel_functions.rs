@@ -13,6 +13,11 @@ fn load(to: *mut CUlibrary, image: Option<ModuleImage>) -> Result<(), CudaError>
     unsafe { write_out(to, handle_of(Module::load(image, None, true)?)) }
 }
 
+/// Resolves the handle of a function whose name is requested: a null handle is an invalid value there.
+fn named(handle: CUfunction) -> Result<&'static Function, CudaError> {
+    if handle.is_null() { Err(CudaError::INVALID_VALUE) } else { function(handle) }
+}
+
 impl Function {
     /// Returns an attribute that the compiler or the program would have set.
     fn attribute(&self, attribute: CUfunction_attribute) -> Result<i32, CudaError> {
@@ -96,7 +101,7 @@ impl KernelApi for Library {
 
     unsafe fn cuFuncGetName(name: *mut *const c_char, handle: CUfunction) -> Result<(), CudaError> {
         // SAFETY: the output is null or valid for writes; functions and their names are never freed.
-        unsafe { write_out(name, function(handle)?.name.as_ptr()) }
+        unsafe { write_out(name, named(handle)?.name.as_ptr()) }
     }
 
     unsafe fn cuFuncIsLoaded(
@@ -209,7 +214,7 @@ impl KernelApi for Library {
 
     unsafe fn cuKernelGetName(name: *mut *const c_char, kernel: CUkernel) -> Result<(), CudaError> {
         // SAFETY: the output is null or valid for writes; functions and their names are never freed.
-        unsafe { write_out(name, function(kernel.cast())?.name.as_ptr()) }
+        unsafe { write_out(name, named(kernel.cast())?.name.as_ptr()) }
     }
 
     unsafe fn cuKernelGetAttribute(

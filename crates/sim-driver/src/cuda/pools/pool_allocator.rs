@@ -87,6 +87,11 @@ impl PoolAllocator {
         [bytes.checked_next_multiple_of(CHUNK_BYTES), bytes.checked_next_multiple_of(SMALL_CHUNK_BYTES)]
     }
 
+    /// Rounds up to whole chunks of the smallest size.
+    pub(super) fn round_up_to_chunk(bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(SMALL_CHUNK_BYTES as u64).unwrap_or(u64::MAX)
+    }
+
     /// Adds a reserved chunk; returns its offset in the pool's file.
     pub(super) fn add(&mut self, start: u64, bytes: usize) -> u64 {
         let at = self.file_end;

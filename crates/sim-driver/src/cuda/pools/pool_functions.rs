@@ -24,9 +24,11 @@ fn allocate(
         Some(pool) => resolve(pool)?,
         None => device_pools(stream.context().device)?[1],
     };
-    if pointer.is_null() || bytes == 0 || pool.imported {
+    if pointer.is_null() || pool.imported {
         return Err(CudaError::INVALID_VALUE);
     }
+    // Unlike `cuMemAlloc`, it accepts zero bytes. They have an address, as the smallest piece does.
+    let bytes = bytes.max(1);
     memory::check(pool.device)?;
     if let Some(capture) = stream.capture() {
         let made = capture.add_allocation(bytes)?;

@@ -198,6 +198,29 @@ fn card_usage_matches_allocation_model() {
 }
 
 #[test]
+fn pools_accept_zero_bytes_and_round_their_maximum_up() {
+    test_node::run(|| {
+        open_context();
+        let (mut stream, mut pool, mut pointer) = (null_mut(), null_mut(), 0);
+        assert_eq!(call!(cuStreamCreate(&mut stream, 1)), 0);
+        assert_eq!(call!(cuMemAllocAsync(&mut pointer, 0, stream)), 0);
+        assert_ne!(pointer, 0);
+        assert_eq!(call!(cuMemFreeAsync(pointer, stream)), 0);
+        let mut props = CUmemPoolProps { allocType: CU_MEM_ALLOCATION_TYPE_PINNED, ..Default::default() };
+        props.location.type_ = CU_MEM_LOCATION_TYPE_DEVICE;
+        props.maxSize = 2048;
+        assert_eq!(call!(cuMemPoolCreate(&mut pool, &props)), 0);
+        for bytes in [0, 64, MIB] {
+            assert_eq!(call!(cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, stream)), 0);
+        }
+        assert_eq!(
+            call!(cuMemAllocFromPoolAsync(&mut pointer, 2 * MIB, pool, stream)),
+            CUDA_ERROR_OUT_OF_MEMORY
+        );
+    });
+}
+
+#[test]
 fn pool_reserves_chunks_and_releases_them_at_sync() {
     test_node::run(|| {
         open_context();
@@ -210,7 +233,6 @@ fn pool_reserves_chunks_and_releases_them_at_sync() {
             value as usize
         };
         let start = free_bytes();
-        assert_eq!(call!(cuMemAllocAsync(&mut pointer, 0, stream)), INVALID_VALUE);
         assert_eq!(call!(cuMemAllocAsync(&mut pointer, MIB, stream)), 0);
         assert_eq!(start - free_bytes(), 32 * MIB);
         assert_eq!(get(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 32 * MIB);
