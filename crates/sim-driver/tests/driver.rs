@@ -16,6 +16,8 @@ mod sequence;
 mod devices;
 #[path = "driver/misuse.rs"]
 mod misuse;
+#[path = "driver/peers.rs"]
+mod peers;
 #[path = "driver/processes.rs"]
 mod processes;
 #[path = "driver/sequences.rs"]
@@ -68,6 +70,7 @@ fn client() {
         "devices" => devices::client(rest),
         "misuse" => misuse::client(rest),
         "stream" => streams::client(rest),
+        "peers" => peers::client(rest),
         "process" => processes::client(rest),
         "sequences" => sequences::client(rest),
         "words" => words::client(rest),

@@ -11,6 +11,7 @@ mod faults;
 mod lane;
 mod layout;
 mod memory;
+mod peer_groups;
 mod robust_mutex;
 mod timeline;
 

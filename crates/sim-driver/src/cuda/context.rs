@@ -181,6 +181,7 @@ impl Context {
         self.device.charge(bytes)?;
         let opened = self.device.engine().open(self.device);
         opened.inspect_err(|_| self.device.refund(bytes))?;
+        self.device.engine().reopen_group(self.group);
         self.device.count_context(true);
         self.alive.store(true, Ordering::Release);
         Ok(())
@@ -227,6 +228,7 @@ impl Context {
     /// Destroys the context and everything in it.
     fn destroy(&'static self) {
         // Like the real driver, finishes work in flight first; a lost GPU has none.
+        self.device.engine().stop_waiting_for_peers(self.group);
         let _ = self.sync();
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;

@@ -9,6 +9,7 @@
 mod card_thread;
 mod concurrent_kernels;
 mod host_tasks;
+mod peer_kernels;
 mod word_writes;
 
 use super::CudaError;
@@ -19,6 +20,8 @@ use crate::state::GpuLane;
 use card_thread::CardThread;
 use concurrent_kernels::ConcurrentKernels;
 pub(super) use host_tasks::HostTask;
+pub(super) use peer_kernels::PeerKernel;
+use peer_kernels::SpinningKernel;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -49,6 +52,8 @@ pub(super) enum StreamOp {
     WriteWord(MemoryWord, u64),
     /// Runs kernels that depend on each other.
     GraphKernels(Arc<[GraphKernel]>),
+    /// Runs a kernel that spins until its peers have begun.
+    PeerKernel(PeerKernel),
 }
 
 /// A kernel of a graph: duration, share of the GPU, and the indices of the earlier kernels it depends on.
@@ -67,6 +72,10 @@ enum BlockedOn {
     Word(u64, WordCondition),
     /// A function of the program that has not returned.
     Callback,
+    /// The peers of a kernel, which have not begun.
+    Peers,
+    /// A spinning kernel of another stream that fills the GPU.
+    FilledGpu,
 }
 
 /// A host task that is not done.
@@ -112,8 +121,8 @@ impl StreamTimeline {
         let placed = self.op_count - self.queue.len() as u64;
         let free = match self.blocked_on {
             // The last placed operation is the one that blocks.
-            Some(BlockedOn::Event(..) | BlockedOn::Word(..)) => placed - 1,
-            Some(BlockedOn::Operations(_) | BlockedOn::Callback) | None => placed,
+            Some(BlockedOn::Event(..) | BlockedOn::Word(..) | BlockedOn::Peers) => placed - 1,
+            Some(BlockedOn::Operations(_) | BlockedOn::Callback | BlockedOn::FilledGpu) | None => placed,
         };
         self.pending_tasks.front().map_or(free, |first| free.min(first.number - 1))
     }
@@ -123,6 +132,8 @@ impl StreamTimeline {
 #[derive(Clone, Copy, Default)]
 struct StreamGroup {
     legacy: usize,
+    /// Whether the context is being destroyed.
+    closing: bool,
     /// The latest end of the legacy stream and the blocking streams.
     tail: u64,
 }
@@ -143,6 +154,7 @@ pub(super) struct ExecutionEngine {
     host_tasks: BTreeMap<(u64, u64), HostTask>,
     next_task: u64,
     word_writes: WordWrites,
+    spinning: Vec<SpinningKernel>,
     card_thread: CardThread,
     /// Timelines that are blocked or have host tasks. While there are none, streams are independent of each other.
     unsettled: Arc<UnsettledCount>,
@@ -162,7 +174,12 @@ pub(super) struct UnsettledCount(AtomicUsize);
 impl UnsettledCount {
     #[inline]
     pub(super) fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
+        self.count() > 0
+    }
+
+    #[inline]
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
     }
 
     fn add(&self) {
@@ -201,6 +218,7 @@ impl ExecutionEngine {
             host_tasks: BTreeMap::new(),
             next_task: 0,
             word_writes: WordWrites::default(),
+            spinning: Vec::new(),
             card_thread: CardThread::default(),
             unsettled: Arc::default(),
             queued: 0,
@@ -244,6 +262,7 @@ impl ExecutionEngine {
         });
         let legacy = self.open_timeline(group, StreamKind::Legacy);
         self.groups[group].legacy = legacy;
+        self.groups[group].closing = false;
         (group, legacy)
     }
 
@@ -322,6 +341,11 @@ impl ExecutionEngine {
             }
             if !others.is_empty() {
                 self.block_on(timeline, BlockedOn::Operations(others));
+                self.queue(timeline, op, Vec::new());
+                return Ok(SubmitOutcome::Accepted);
+            }
+            if op.is_kernel() && self.is_gpu_filled_by_spin() {
+                self.block_on(timeline, BlockedOn::FilledGpu);
                 self.queue(timeline, op, Vec::new());
                 return Ok(SubmitOutcome::Accepted);
             }
@@ -455,7 +479,7 @@ impl ExecutionEngine {
         is_new: bool,
     ) -> Result<SubmitOutcome, CudaError> {
         if is_new
-            && let StreamOp::GraphKernels(_) = op
+            && let StreamOp::GraphKernels(_) | StreamOp::PeerKernel(_) = op
             && let Some(oldest) = self.launch_queue_full_until()?
         {
             return Ok(SubmitOutcome::LaunchQueueFull(oldest, op));
@@ -477,6 +501,7 @@ impl ExecutionEngine {
         };
         match op {
             StreamOp::Kernel { .. } => {}
+            StreamOp::PeerKernel(kernel) => self.place_peer_kernel(index, earliest, kernel)?,
             StreamOp::GraphKernels(nodes) => {
                 let mut ends = Vec::with_capacity(nodes.len());
                 for node in nodes.iter() {

@@ -3,7 +3,7 @@
 use super::context::{self, Context, write_out};
 use super::device::Device;
 use super::engine::{FULL_GPU_SHARE, StreamOp};
-use super::module::{Function, function};
+use super::module::{Function, PeerGroup, function};
 use super::stream::{self, Stream};
 use super::*;
 use std::sync::atomic::Ordering;
@@ -81,9 +81,25 @@ pub(super) fn launch(
     device.check()?;
     let duration = function.duration;
     if duration == 0 {
-        return device.submit_empty_kernel(timeline);
+        return submit_special_kernel(function, shape, device, timeline);
     }
     device.submit(timeline, StreamOp::Kernel { duration, share: shape.share(device) })
+}
+
+/// Submits a kernel that takes no time or waits for peers.
+fn submit_special_kernel(
+    function: &Function,
+    shape: LaunchShape,
+    device: &'static Device,
+    timeline: usize,
+) -> Result<(), CudaError> {
+    match function.peers {
+        None => device.submit_empty_kernel(timeline),
+        Some(PeerGroup { key, count, duration }) => {
+            let kernel = device.peer_kernel(key, count, duration, shape.share(device))?;
+            device.submit(timeline, StreamOp::PeerKernel(kernel))
+        }
+    }
 }
 
 /// Launches a function in the current context.

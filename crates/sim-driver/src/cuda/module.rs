@@ -39,6 +39,8 @@ pub(super) struct Function {
     pub(super) module: &'static Module,
     /// Duration of a launch, in nanoseconds.
     pub(super) duration: u64,
+    /// Set if the kernel waits for peers; `duration` is zero then.
+    pub(super) peers: Option<PeerGroup>,
     alive: AtomicBool,
     dynamic_shared: AtomicI32,
     carveout: AtomicI32,
@@ -169,10 +171,12 @@ impl Module {
         if let Some(function) = functions.get(name) {
             return Ok(function);
         }
+        let peers = PeerGroup::from_name(name.to_bytes());
         let new = || Function {
             name: name.to_owned(),
             module: self,
-            duration: duration(name),
+            duration: if peers.is_some() { 0 } else { duration(name) },
+            peers,
             alive: AtomicBool::new(true),
             dynamic_shared: AtomicI32::new(0),
             carveout: AtomicI32::new(-1),
@@ -235,16 +239,53 @@ fn duration(name: &CStr) -> u64 {
 }
 
 fn named_duration(name: &[u8]) -> Option<u64> {
-    let start = name.windows(5).position(|part| part == b"busy_")? + 5;
-    let digits = name[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let number = std::str::from_utf8(&name[start..start + digits]).ok()?.parse::<u64>().ok()?;
+    let (number, rest) = number(after(name, b"busy_")?)?;
     // Limited to one hour.
-    name[start + digits..].starts_with(b"us").then(|| number.min(3_600_000_000) * 1000)
+    rest.starts_with(b"us").then(|| number.min(3_600_000_000) * 1000)
+}
+
+/// Returns what follows the first occurrence of `part` in the name.
+fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
+    name.windows(part.len()).position(|window| window == part).map(|start| &name[start + part.len()..])
+}
+
+/// Splits off a decimal number at the beginning.
+fn number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let (digits, rest) = text.split_at(text.iter().take_while(|byte| byte.is_ascii_digit()).count());
+    Some((std::str::from_utf8(digits).ok()?.parse().ok()?, rest))
+}
+
+/// The kernels for which a kernel waits, from its name: `busy_until_peer_<group>_of_<count>_<micros>us`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerGroup {
+    /// Identifies the group on the node.
+    pub(super) key: u64,
+    /// The number of ranks that must have begun.
+    pub(super) count: u64,
+    /// The duration after that, in nanoseconds.
+    pub(super) duration: u64,
+}
+
+impl PeerGroup {
+    fn from_name(name: &[u8]) -> Option<Self> {
+        const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+        const FNV_PRIME: u64 = 0x0100_0000_01b3;
+        let rest = after(name, b"busy_until_peer_")?;
+        let of = rest.windows(4).position(|window| window == b"_of_")?;
+        let (group, rest) = (&rest[..of], &rest[of + 4..]);
+        let (count, rest) = number(rest)?;
+        let (micros, rest) = number(rest.strip_prefix(b"_")?)?;
+        // The count is part of the identity: groups of different sizes cannot meet.
+        let bytes = group.iter().copied().chain(count.to_ne_bytes());
+        let key = bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+        let duration = micros.min(3_600_000_000) * 1000;
+        (count > 0 && rest.starts_with(b"us")).then_some(Self { key, count, duration })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::named_duration;
+    use super::{PeerGroup, named_duration};
 
     #[test]
     fn duration_is_parsed_from_function_name() {
@@ -253,6 +294,21 @@ mod tests {
         assert_eq!(named_duration(b"_Z10busy_200usPfi"), Some(200_000));
         for other in ["busy_us", "busy_5ms", "matmul", "busy_", "busy_99999999999999999999us"] {
             assert_eq!(named_duration(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn peer_group_is_parsed_from_function_name() {
+        let group = |name: &str| PeerGroup::from_name(name.as_bytes());
+        let of_two = group("busy_until_peer_a_b_of_2_30us").unwrap();
+        assert_eq!((of_two.count, of_two.duration), (2, 30_000));
+        assert_eq!(group("_Z9busy_until_peer_a_b_of_2_0usPf").map(|same| same.key), Some(of_two.key));
+        for other in ["busy_until_peer_a_b_of_3_30us", "busy_until_peer_c_of_2_30us"] {
+            assert_ne!(group(other).unwrap().key, of_two.key, "{other}");
+        }
+        for other in ["busy_30us", "busy_until_peer_a_of_0_1us", "busy_until_peer_a_of_2", "busy_until_peer_"]
+        {
+            assert_eq!(group(other), None, "{other}");
         }
     }
 }

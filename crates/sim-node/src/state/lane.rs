@@ -146,6 +146,25 @@ impl GpuLane {
         Ok(self.served)
     }
 
+    /// Cancels submitted work from `position` on, as far as the GPU has not reached it. Returns the position up to
+    /// which work is submitted now.
+    pub fn truncate(&mut self, position: u64) -> Result<u64, GpuLost> {
+        self.check()?;
+        let (ticks, wall) = (TickClock::read(), now());
+        {
+            let (timeline, _held) = self.state.timeline(self.gpu);
+            timeline.advance(wall);
+            let lane = timeline.lane(self.state.slot);
+            self.served = lane.served.load(Relaxed);
+            // Only the owner changes the position, and others set the flag only under the lock.
+            let flag = lane.submitted.load(Relaxed) & DRY;
+            self.submitted = position.clamp(self.served.min(self.submitted), self.submitted);
+            lane.submitted.store(self.submitted | flag, Release);
+        }
+        self.busy_until_tick = self.ticks.latest_safe_tick(ticks, wall, self.submitted - self.served);
+        Ok(self.submitted)
+    }
+
     /// Requests the instant at which `position` is reached. The returned cell is zero until the lane is updated after
     /// that instant.
     pub fn mark(&mut self, position: u64) -> Arc<AtomicU64> {

@@ -18,8 +18,11 @@ pub(super) const MAX_WINDOWS: usize = 64;
 /// The number of fault events that are kept.
 pub(super) const MAX_EVENTS: usize = 256;
 
+/// The number of groups of kernels that wait for each other.
+pub(super) const MAX_PEER_GROUPS: usize = 1024;
+
 /// Identifies the file and its layout. A change of the layout needs a new value.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PARTSIM1");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PARTSIM2");
 
 #[repr(C)]
 pub(super) struct StateFile {
@@ -45,6 +48,15 @@ pub(super) struct StateHeader {
     pub(super) event_count: AtomicU32,
     pub(super) event_lock: AtomicU32,
     pub(super) events: [EventRecord; MAX_EVENTS],
+    pub(super) peer_groups: [PeerGroupRecord; MAX_PEER_GROUPS],
+}
+
+/// A group of kernels that wait for each other. `key` is zero while the record is unused; it is never freed.
+#[repr(C)]
+pub(super) struct PeerGroupRecord {
+    pub(super) key: AtomicU64,
+    /// The number of kernels of the group that have begun since the creation of the node.
+    pub(super) arrivals: AtomicU64,
 }
 
 /// One fault event. `number` is written last; a reader accepts an event only if it has the expected number.

@@ -43,17 +43,23 @@ impl ExecutionEngine {
         }
     }
 
+    /// Returns the earliest position at which the card has to do something.
+    fn next_card_position(&self) -> Option<u64> {
+        let spin = self.next_spin_position();
+        self.word_writes.first_position().into_iter().chain(spin).min()
+    }
+
     /// Does what is due. Returns the next position and the earliest instant at which the GPU can reach it.
     fn run_card(&mut self) -> Option<(u64, u64)> {
-        self.word_writes.first_position()?;
+        self.next_card_position()?;
         if let Ok(lane) = self.lane() {
             // A lost GPU is noticed below.
             let _ = lane.refresh();
         }
-        if self.store_reached_words() && self.unsettled.any() {
-            self.advance();
-        }
-        let position = self.word_writes.first_position()?;
+        // Timelines may wait for the words or for spinning kernels.
+        self.store_reached_words();
+        self.advance();
+        let position = self.next_card_position()?;
         let instant = self.lane().ok()?.not_before(position).ok()?;
         Some((position, instant.unwrap_or_else(now)))
     }
@@ -70,9 +76,10 @@ fn card_thread_loop(device: &'static Device) {
     let wake = std::sync::Arc::clone(&engine.card_thread.wake);
     loop {
         let turn = now();
-        let had_unsettled = engine.unsettled.any();
+        let before = (engine.unsettled.count(), engine.queued);
         let next = engine.run_card();
-        if had_unsettled {
+        if (engine.unsettled.count(), engine.queued) != before {
+            // Threads may wait for what is no longer blocked.
             device.work_changed.notify_all();
         }
         engine = match next {

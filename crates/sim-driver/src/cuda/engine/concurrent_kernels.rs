@@ -23,6 +23,13 @@ impl ConcurrentKernels {
         }
     }
 
+    /// Adds a kernel that has its place already, whatever runs there.
+    pub(super) fn occupy(&mut self, start: u64, end: u64, share: u32) {
+        if end > start {
+            self.placed.push((start, end, share));
+        }
+    }
+
     /// Returns where a kernel starts: at `earliest` or later, and no later than `end`, after all others. Positions
     /// before `served` are in the past. A later kernel may have an earlier `earliest` than this one.
     pub(super) fn place(&mut self, served: u64, earliest: u64, end: u64, duration: u64, share: u32) -> u64 {

@@ -84,6 +84,7 @@ impl ExecutionEngine {
         if !self.unsettled.any() && self.queued == 0 {
             return;
         }
+        self.advance_spinning();
         loop {
             let mut moved = false;
             for index in 0..self.timelines.len() {
@@ -103,7 +104,8 @@ impl ExecutionEngine {
         // Removed during the check, because the event may need the engine.
         let Some(until) = self.timelines[index].blocked_on.take() else { return false };
         let released = match &until {
-            BlockedOn::Callback => false,
+            BlockedOn::Callback | BlockedOn::Peers => false,
+            BlockedOn::FilledGpu => !self.is_gpu_filled_by_spin(),
             BlockedOn::Word(position, condition) => {
                 let position = *position;
                 let reached = self.lane.as_mut().is_none_or(|lane| {
@@ -138,6 +140,11 @@ impl ExecutionEngine {
             if !others.is_empty() {
                 self.timelines[index].queue.push_front((op, Vec::new()));
                 self.block_on(index, BlockedOn::Operations(others));
+                break;
+            }
+            if op.is_kernel() && self.is_gpu_filled_by_spin() {
+                self.timelines[index].queue.push_front((op, others));
+                self.block_on(index, BlockedOn::FilledGpu);
                 break;
             }
             self.queued -= 1;

@@ -8,6 +8,7 @@ use super::super::context::Context;
 use super::super::engine::{FULL_GPU_SHARE, GraphKernel, StreamKind, StreamOp};
 use super::super::event::Event;
 use super::super::memory::{MemoryOp, begin_operation};
+use super::super::module::PeerGroup;
 use super::super::stream::Stream;
 use super::graph_memory::GraphAllocation;
 use super::node_operation::{HostCallback, KernelNode, NodeOperation};
@@ -20,6 +21,7 @@ pub(super) enum StepAction {
     Kernels(Arc<[GraphKernel]>),
     Memory(MemoryOp),
     Callback(HostCallback),
+    PeerKernel(KernelNode),
     Record(&'static Event),
     Wait(&'static Event),
 }
@@ -141,6 +143,9 @@ impl PlanBuilder {
                 Some(StepAction::Memory(op.clone()))
             }
             Some(NodeOperation::Host(call)) => Some(StepAction::Callback(*call)),
+            Some(NodeOperation::Kernel(kernel)) if kernel.function.peers.is_some() => {
+                Some(StepAction::PeerKernel(kernel.clone()))
+            }
             Some(NodeOperation::Record(event)) => Some(StepAction::Record(event)),
             Some(NodeOperation::Wait(event)) => Some(StepAction::Wait(event)),
             _ => None,
@@ -331,6 +336,13 @@ pub(super) fn launch(
             StepAction::Callback(call) => {
                 let call = *call;
                 submit(step.place, StreamOp::Callback(Box::new(move || call.run())))?;
+            }
+            StepAction::PeerKernel(node) => {
+                if let Some(PeerGroup { key, count, duration }) = node.function.peers {
+                    let device = node.context.device;
+                    let kernel = device.peer_kernel(key, count, duration, node.shape.share(device))?;
+                    submit(step.place, StreamOp::PeerKernel(kernel))?;
+                }
             }
             StepAction::Record(event) => submit(step.place, StreamOp::RecordEvent(event, 0))?,
             StepAction::Wait(event) => submit(step.place, StreamOp::WaitEvent(event, event.ticket()))?,
