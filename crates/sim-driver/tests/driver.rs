@@ -12,6 +12,8 @@ mod node;
 #[path = "support/sequence.rs"]
 mod sequence;
 
+#[path = "driver/copies.rs"]
+mod copies;
 #[path = "driver/devices.rs"]
 mod devices;
 #[path = "driver/misuse.rs"]
@@ -67,6 +69,7 @@ fn client() {
     let (name, rest) = words.split_first().unwrap();
     match *name {
         "symbols" => symbols::client(rest),
+        "copies" => copies::client(rest),
         "devices" => devices::client(rest),
         "misuse" => misuse::client(rest),
         "stream" => streams::client(rest),

@@ -3,13 +3,17 @@
 //! As in the real driver, a call without a stream waits for a copy that involves host memory; a copy within the card
 //! is only queued in the default stream. Asynchronous copies read pageable host memory before the call returns, and
 //! complete before the call returns if they write it.
+//!
+//! A copy or fill that is large enough takes time on a [copy engine](super::engine).
 
 mod copy_functions;
 
 use super::context::{self, Context};
+use super::engine::StreamOp;
 use super::memory::{self, MemoryOp, MemoryPlace};
 use super::stream::{self, Stream};
 use super::*;
+use crate::state::now;
 
 fn on_host(place: MemoryPlace) -> bool {
     matches!(place, MemoryPlace::Pageable | MemoryPlace::Pinned)
@@ -25,7 +29,11 @@ fn run_now(op: MemoryOp) -> Result<(), CudaError> {
     }
     if on_host(op.to_place()) || op.from_place().is_some_and(on_host) {
         wait_until_idle(stream)?;
+        let (device, started) = (stream.context().device, now());
         op.run();
+        if let Some(time) = op.time(device) {
+            device.wait_for_copy(time, started);
+        }
         return Ok(());
     }
     enqueue(stream, op)
@@ -59,10 +67,14 @@ fn run_async(op: MemoryOp, stream: CUstream) -> Result<(), CudaError> {
 }
 
 fn enqueue(stream: &'static Stream, op: MemoryOp) -> Result<(), CudaError> {
-    let pending = memory::begin_operation();
-    stream.run_in_order(move || {
+    let (pending, time) = (memory::begin_operation(), op.time(stream.context().device));
+    let work = move || {
         op.run();
         drop(pending);
+    };
+    stream.submit(match time {
+        Some(time) => StreamOp::Copy(time, Box::new(work)),
+        None => StreamOp::HostWork(Box::new(work)),
     })
 }
 
@@ -75,6 +87,10 @@ fn run_between_contexts(op: MemoryOp, contexts: [&'static Context; 2]) -> Result
         memory::check(context.device)?;
         stream.sync()?;
     }
+    let (device, started) = (contexts[1].device, now());
     op.run();
+    if let Some(time) = op.time(device) {
+        device.wait_for_copy(time, started);
+    }
     Ok(())
 }

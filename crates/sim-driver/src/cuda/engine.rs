@@ -8,6 +8,7 @@
 
 mod card_thread;
 mod concurrent_kernels;
+mod copy_engines;
 mod host_tasks;
 mod peer_kernels;
 mod word_writes;
@@ -19,6 +20,8 @@ use super::stream::{MemoryWord, WordCondition};
 use crate::state::GpuLane;
 use card_thread::CardThread;
 use concurrent_kernels::ConcurrentKernels;
+use copy_engines::CopyEngines;
+pub(super) use copy_engines::{CopyDirection, CopyLink, CopyTime};
 pub(super) use host_tasks::HostTask;
 pub(super) use peer_kernels::PeerKernel;
 use peer_kernels::SpinningKernel;
@@ -42,6 +45,8 @@ pub(super) enum StreamOp {
     RecordEvent(&'static Event, u64),
     /// Runs driver work on memory in stream order.
     HostWork(HostClosure),
+    /// Runs a copy or fill that occupies a copy engine.
+    Copy(CopyTime, HostClosure),
     /// Calls a function of the program. The stream continues after it has returned.
     Callback(HostClosure),
     /// Blocks the stream until this recording of the event is complete.
@@ -72,6 +77,10 @@ enum BlockedOn {
     Word(u64, WordCondition),
     /// A function of the program that has not returned.
     Callback,
+    /// A copy whose bytes have not been moved.
+    Copy(CopyTime),
+    /// An instant, at which a copy ends.
+    Until(u64),
     /// The peers of a kernel, which have not begun.
     Peers,
     /// A spinning kernel of another stream that fills the GPU.
@@ -121,7 +130,13 @@ impl StreamTimeline {
         let placed = self.op_count - self.queue.len() as u64;
         let free = match self.blocked_on {
             // The last placed operation is the one that blocks.
-            Some(BlockedOn::Event(..) | BlockedOn::Word(..) | BlockedOn::Peers) => placed - 1,
+            Some(
+                BlockedOn::Event(..)
+                | BlockedOn::Word(..)
+                | BlockedOn::Peers
+                | BlockedOn::Copy(_)
+                | BlockedOn::Until(_),
+            ) => placed - 1,
             Some(BlockedOn::Operations(_) | BlockedOn::Callback | BlockedOn::FilledGpu) | None => placed,
         };
         self.pending_tasks.front().map_or(free, |first| free.min(first.number - 1))
@@ -155,6 +170,7 @@ pub(super) struct ExecutionEngine {
     next_task: u64,
     word_writes: WordWrites,
     spinning: Vec<SpinningKernel>,
+    copy_engines: CopyEngines,
     card_thread: CardThread,
     /// Timelines that are blocked or have host tasks. While there are none, streams are independent of each other.
     unsettled: Arc<UnsettledCount>,
@@ -219,6 +235,7 @@ impl ExecutionEngine {
             next_task: 0,
             word_writes: WordWrites::default(),
             spinning: Vec::new(),
+            copy_engines: CopyEngines::default(),
             card_thread: CardThread::default(),
             unsettled: Arc::default(),
             queued: 0,
@@ -552,6 +569,10 @@ impl ExecutionEngine {
                 self.add_word_write(end, word, value)?;
             }
             StreamOp::HostWork(work) => {
+                return Ok(self.schedule_host_task(index, earliest, number, work, false));
+            }
+            StreamOp::Copy(time, work) => {
+                self.block_on(index, BlockedOn::Copy(time));
                 return Ok(self.schedule_host_task(index, earliest, number, work, false));
             }
             StreamOp::Callback(work) => {

@@ -49,9 +49,11 @@ impl ExecutionEngine {
         self.word_writes.first_position().into_iter().chain(spin).min()
     }
 
-    /// Does what is due. Returns the next position and the earliest instant at which the GPU can reach it.
+    /// Does what is due. Returns the next position and the earliest instant at which something is due again.
     fn run_card(&mut self) -> Option<(u64, u64)> {
-        self.next_card_position()?;
+        if self.next_card_position().is_none() && self.next_copy_end().is_none() {
+            return None;
+        }
         if let Ok(lane) = self.lane() {
             // A lost GPU is noticed below.
             let _ = lane.refresh();
@@ -59,9 +61,14 @@ impl ExecutionEngine {
         // Timelines may wait for the words or for spinning kernels.
         self.store_reached_words();
         self.advance();
-        let position = self.next_card_position()?;
-        let instant = self.lane().ok()?.not_before(position).ok()?;
-        Some((position, instant.unwrap_or_else(now)))
+        let copy_end = self.next_copy_end();
+        let position = self.next_card_position();
+        let reached = position.and_then(|position| {
+            let instant = self.lane().ok()?.not_before(position).ok()?;
+            Some(instant.unwrap_or_else(now))
+        });
+        let instant = [copy_end, reached].into_iter().flatten().min()?;
+        Some((position.unwrap_or(u64::MAX), instant))
     }
 }
 

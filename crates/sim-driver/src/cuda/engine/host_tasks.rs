@@ -62,8 +62,8 @@ impl ExecutionEngine {
         self.host_tasks.insert(key, host_task);
     }
 
-    /// Marks a task as done and advances what waited for it.
-    fn finish_task(&mut self, timeline: usize, number: u64, is_callback: bool) {
+    /// Marks a task as done that started at an instant, and advances what waited for it.
+    fn finish_task(&mut self, timeline: usize, number: u64, is_callback: bool, started: u64) {
         let own = &mut self.timelines[timeline];
         // It is the first one: tasks of a timeline run one after the other.
         if own.pending_tasks.front().is_some_and(|first| first.number == number) {
@@ -76,6 +76,7 @@ impl ExecutionEngine {
             own.blocked_on = None;
             self.unsettled.remove();
         }
+        self.finish_copy(timeline, started);
         self.advance();
     }
 
@@ -104,7 +105,8 @@ impl ExecutionEngine {
         // Removed during the check, because the event may need the engine.
         let Some(until) = self.timelines[index].blocked_on.take() else { return false };
         let released = match &until {
-            BlockedOn::Callback | BlockedOn::Peers => false,
+            BlockedOn::Callback | BlockedOn::Peers | BlockedOn::Copy(_) => false,
+            BlockedOn::Until(instant) => now() >= *instant,
             BlockedOn::FilledGpu => !self.is_gpu_filled_by_spin(),
             BlockedOn::Word(position, condition) => {
                 let position = *position;
@@ -192,12 +194,13 @@ impl ExecutionEngine {
             .timelines
             .iter()
             .any(|timeline| matches!(timeline.blocked_on, Some(BlockedOn::Word(..) | BlockedOn::Event(..))));
-        [host_task, polled.then(|| now() + POLL_NANOS)].into_iter().flatten().min()
+        [host_task, polled.then(|| now() + POLL_NANOS), self.next_copy_end()].into_iter().flatten().min()
     }
 }
 
 /// Runs a task, unless the GPU is lost, and completes it.
 pub(super) fn run_task(device: &'static Device, mut host_task: HostTask) {
+    let started = now();
     if let Some(work) = host_task.work.take()
         && !device.state.is_lost(device.gpu)
     {
@@ -205,7 +208,7 @@ pub(super) fn run_task(device: &'static Device, mut host_task: HostTask) {
         let _ = std::panic::catch_unwind(AssertUnwindSafe(work));
     }
     let mut engine = device.engine();
-    engine.finish_task(host_task.timeline, host_task.number, host_task.is_callback);
+    engine.finish_task(host_task.timeline, host_task.number, host_task.is_callback, started);
     drop(engine);
     device.work_changed.notify_all();
 }
@@ -280,7 +283,7 @@ impl Device {
         let submitted = engine.submit_unbounded(timeline, StreamOp::HostWork(Box::new(|| ())))?;
         let number = engine.last_op(timeline);
         if let SubmitOutcome::RunNow(host_task) = submitted {
-            engine.finish_task(host_task.timeline, host_task.number, false);
+            engine.finish_task(host_task.timeline, host_task.number, false, now());
             engine.store_reached_words();
             drop(engine);
             self.work_changed.notify_all();

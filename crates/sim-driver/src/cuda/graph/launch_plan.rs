@@ -326,12 +326,19 @@ pub(super) fn launch(
         match &step.action {
             StepAction::Kernels(kernels) => submit(step.place, StreamOp::GraphKernels(Arc::clone(kernels)))?,
             StepAction::Memory(op) => {
+                let time = op.time(context_of(step.place).device);
                 let (op, pending) = (op.clone(), begin_operation());
                 let operation = move || {
                     run(&op);
                     drop(pending);
                 };
-                submit(step.place, StreamOp::HostWork(Box::new(operation)))?;
+                submit(
+                    step.place,
+                    match time {
+                        Some(time) => StreamOp::Copy(time, Box::new(operation)),
+                        None => StreamOp::HostWork(Box::new(operation)),
+                    },
+                )?;
             }
             StepAction::Callback(call) => {
                 let call = *call;

@@ -1,6 +1,7 @@
 //! Copies and fills as reusable descriptions, for execution in stream order and in graphs.
 
 use super::super::arrays;
+use super::super::engine::{CopyDirection, CopyLink, CopyTime};
 use super::lookup::{self, MemoryRange};
 use super::*;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -403,6 +404,30 @@ impl MemoryOp {
     pub(in crate::cuda) fn memset(params: &CUDA_MEMSET_NODE_PARAMS) -> Result<Self, CudaError> {
         let element = params.elementSize as usize;
         Self::fill(params.dst, params.pitch, params.value, element, params.width, params.height)
+    }
+
+    /// Returns the copy engine and the time that the operation takes on a device; `None` if it is too short to matter.
+    pub(in crate::cuda) fn time(&self, device: &Device) -> Option<CopyTime> {
+        let CopyExtent { width, height, depth } = self.extent;
+        let bytes = (width as u64).saturating_mul(height as u64).saturating_mul(depth as u64);
+        let is_host = |place| matches!(place, MemoryPlace::Pageable | MemoryPlace::Pinned);
+        let gpu = |rows: &RowLayout| lookup::find(rows.start as u64)?.device.map(|device| device.gpu);
+        let (direction, link) = match (&self.source, is_host(self.to.place)) {
+            (CopySource::Value(..), _) => (CopyDirection::OnCard, CopyLink::Memory(1)),
+            (CopySource::Staged(_), false) => (CopyDirection::ToCard, CopyLink::Pcie),
+            (CopySource::Rows(from), false) if is_host(from.place) => (CopyDirection::ToCard, CopyLink::Pcie),
+            (CopySource::Rows(from), true) if !is_host(from.place) => (CopyDirection::ToHost, CopyLink::Pcie),
+            (CopySource::Rows(from), false) => match (gpu(from), gpu(&self.to)) {
+                (Some(from), Some(to)) if from != to => {
+                    (CopyDirection::ToCard, CopyLink::Peer(if to == device.gpu { from } else { to }))
+                }
+                // Each byte is read and written.
+                _ => (CopyDirection::OnCard, CopyLink::Memory(2)),
+            },
+            // Between two places of the host: the card takes no part.
+            (CopySource::Rows(_) | CopySource::Staged(_), true) => return None,
+        };
+        CopyTime::new(device, session::session().ok()?.node.config(), direction, link, bytes)
     }
 
     /// Converts to the parameters of a graph node.

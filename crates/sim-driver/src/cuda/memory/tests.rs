@@ -308,6 +308,11 @@ fn only_written_pages_use_host_memory() {
     test_node::run(|| {
         open_context();
         let before = resident();
+        // Fills of device memory are asynchronous.
+        let resident = || {
+            assert_eq!(call!(cuCtxSynchronize()), 0);
+            resident()
+        };
         let pointer = allocate(30 << 30);
         assert_eq!(call!(cuMemsetD8_v2(pointer + 5, 0, (30 << 30) - 10)), 0);
         assert!(resident() < before + 8 * MIB);
