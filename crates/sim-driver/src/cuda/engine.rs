@@ -100,6 +100,8 @@ pub(super) struct PendingTask {
 pub(super) struct StreamTimeline {
     group: usize,
     kind: StreamKind,
+    /// The priority of the stream; lower numbers come first.
+    priority: i32,
     /// The position in service time at which its last operation ends.
     tail: u64,
     /// Number of operations submitted so far.
@@ -170,6 +172,8 @@ pub(super) struct ExecutionEngine {
     next_task: u64,
     word_writes: WordWrites,
     spinning: Vec<SpinningKernel>,
+    /// Whether a stream had another priority than the default.
+    has_priorities: bool,
     copy_engines: CopyEngines,
     card_thread: CardThread,
     /// Timelines that are blocked or have host tasks. While there are none, streams are independent of each other.
@@ -235,6 +239,7 @@ impl ExecutionEngine {
             next_task: 0,
             word_writes: WordWrites::default(),
             spinning: Vec::new(),
+            has_priorities: false,
             copy_engines: CopyEngines::default(),
             card_thread: CardThread::default(),
             unsettled: Arc::default(),
@@ -301,6 +306,21 @@ impl ExecutionEngine {
         self.timelines[timeline] =
             StreamTimeline { group, kind, tail, op_count, ..StreamTimeline::default() };
         timeline
+    }
+
+    /// Sets the priority of a stream: lower numbers come first among operations that wait in queues.
+    pub(super) fn set_priority(&mut self, timeline: usize, priority: i32) {
+        self.timelines[timeline].priority = priority;
+        self.has_priorities |= priority != 0;
+    }
+
+    /// Returns the timelines in the order in which their queues continue.
+    fn by_priority(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..self.timelines.len()).collect();
+        if self.has_priorities {
+            all.sort_by_key(|&index| self.timelines[index].priority);
+        }
+        all
     }
 
     /// Closes a timeline as soon as its work is done.

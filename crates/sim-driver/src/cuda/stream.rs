@@ -101,7 +101,12 @@ fn is_live(stream: &'static Stream) -> bool {
 
 fn create(context: &'static Context, flags: u32, priority: i32) -> Result<&'static Stream, CudaError> {
     let kind = if flags & NON_BLOCKING != 0 { StreamKind::NonBlocking } else { StreamKind::Blocking };
-    let timeline = context.device.engine().open_timeline(context.group, kind);
+    let timeline = {
+        let mut engine = context.device.engine();
+        let timeline = engine.open_timeline(context.group, kind);
+        engine.set_priority(timeline, priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY));
+        timeline
+    };
     create_on_timeline(context, timeline, flags, priority)
 }
 

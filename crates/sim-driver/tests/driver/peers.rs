@@ -21,6 +21,11 @@ fn spinning_kernel_fills_the_gpu_as_its_grid_does() {
 }
 
 #[test]
+fn queued_kernels_of_a_higher_priority_begin_first() {
+    node().run_role("peers priorities");
+}
+
+#[test]
 fn captured_peer_kernels_meet() {
     node().run_role("peers graph");
 }
@@ -76,6 +81,7 @@ pub fn client(arguments: &[&str]) {
         ["one-process"] => one_process(),
         ["grids"] => grids(),
         ["graph"] => graph(),
+        ["priorities"] => priorities(),
         ["rounds", gpu, rounds] => run_rounds(gpu.parse().unwrap(), rounds.parse().unwrap()),
         ["exit"] => {
             let (cuda, _) = start();
@@ -191,6 +197,35 @@ fn grids() {
     ok!(cuda.cuCtxSynchronize());
     ok!(cuda.cuStreamSynchronize(first));
     ok!(cuda.cuStreamSynchronize(second));
+}
+
+fn priorities() {
+    let (cuda, context) = start();
+    let streams = [0, -1, -5].map(|priority| {
+        let (mut own, mut seen) = (null_mut(), 1);
+        ok!(cuda.cuStreamCreateWithPriority(&mut own, 1, priority));
+        ok!(cuda.cuStreamGetPriority(own, &mut seen));
+        assert_eq!(seen, priority);
+        own
+    });
+    let busy = function(&cuda, "busy_3000us");
+    // All kernels wait for the one that fills the GPU.
+    launch(&cuda, function(&cuda, "busy_until_peer_priorities_of_2_10us"), stream(&cuda, 1));
+    std::thread::sleep(Duration::from_millis(2));
+    let begun = event(&cuda);
+    ok!(cuda.cuEventRecord(begun, stream(&cuda, 1)));
+    let ends = streams.map(|own| {
+        let end = event(&cuda);
+        launch(&cuda, busy, own);
+        ok!(cuda.cuEventRecord(end, own));
+        end
+    });
+    let mut other = null_mut();
+    ok!(cuda.cuCtxCreate_v2(&mut other, 0, 1));
+    launch(&cuda, function(&cuda, "busy_until_peer_priorities_of_2_10us"), null_mut());
+    ok!(cuda.cuCtxSetCurrent(context));
+    let [last, second, first] = ends.map(|end| elapsed(&cuda, begun, end));
+    assert!(first < second && second < last, "{first} {second} {last}");
 }
 
 fn graph() {

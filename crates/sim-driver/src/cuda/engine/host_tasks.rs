@@ -86,13 +86,17 @@ impl ExecutionEngine {
             return;
         }
         self.advance_spinning();
+        let order = self.by_priority();
         loop {
             let mut moved = false;
-            for index in 0..self.timelines.len() {
+            // All at first: a stream of a higher priority may wait for the same as one of a lower.
+            for &index in &order {
                 if self.is_unblocked(index) && self.timelines[index].blocked_on.take().is_some() {
                     self.unsettled.remove();
                     moved = true;
                 }
+            }
+            for &index in &order {
                 moved |= self.place_queued(index);
             }
             if !moved {
