@@ -69,7 +69,7 @@ pub(super) fn launch(
     stream: &'static Stream,
 ) -> Result<(), CudaError> {
     let (context, timeline) = stream.context_and_timeline();
-    function.load_into(context)?;
+    function.prepare_launch(context)?;
     let device = context.device;
     shape.check(device)?;
     if shape.shared > function.max_dynamic_shared() {
@@ -359,6 +359,7 @@ mod tests {
     use super::super::exports::*;
     use super::super::test_node;
     use super::*;
+    use std::ffi::CStr;
 
     #[test]
     fn function_queries_follow_the_function() {
@@ -391,6 +392,64 @@ mod tests {
             assert_eq!(unsafe { cuFuncGetName(&mut name, std::ptr::null_mut()) }, CUDA_ERROR_INVALID_VALUE);
             // SAFETY: the output is a local variable, and a null handle is rejected.
             assert_eq!(unsafe { cuKernelGetName(&mut name, std::ptr::null_mut()) }, CUDA_ERROR_INVALID_VALUE);
+        });
+    }
+
+    fn used_mebibytes() -> usize {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the outputs are local variables.
+        assert_eq!(unsafe { cuMemGetInfo_v2(&mut free, &mut total) }, 0);
+        (total - free) >> 20
+    }
+
+    /// Launches a function of the module in the default stream.
+    fn launch(module: CUmodule, name: &CStr) {
+        let (mut function, none) = (std::ptr::null_mut(), std::ptr::null_mut::<*mut c_void>());
+        // SAFETY: the name is a NUL-terminated text, and the output is a local variable.
+        assert_eq!(unsafe { cuModuleGetFunction(&mut function, module, name.as_ptr()) }, 0);
+        let stream = std::ptr::null_mut();
+        // SAFETY: the function takes no arguments.
+        assert_eq!(unsafe { cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, none, none) }, 0);
+    }
+
+    #[test]
+    fn options_charge_kernels_at_their_first_launch_and_graphs() {
+        let change = |config: &mut crate::node::NodeConfig| {
+            config.settings.kernel_mebibytes = 6;
+            config.settings.graph_mebibytes = 10;
+        };
+        test_node::run_with_config(change, || {
+            let (mut context, mut module) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: no pointer is passed.
+            assert_eq!(unsafe { cuInit(0) }, 0);
+            // SAFETY: the output is a local variable, as in the calls below.
+            assert_eq!(unsafe { cuCtxCreate_v2(&mut context, 0, 0) }, 0);
+            let start = used_mebibytes();
+            // SAFETY: the image is a NUL-terminated text.
+            assert_eq!(unsafe { cuModuleLoadData(&mut module, c"any".as_ptr().cast()) }, 0);
+            let loaded = used_mebibytes();
+            for (name, expected) in
+                [(c"one", 6), (c"one", 6), (c"two_loads_20mib", 26), (c"three_loads_0mib", 26)]
+            {
+                launch(module, name);
+                assert_eq!(used_mebibytes() - loaded, expected, "{name:?}");
+            }
+            // SAFETY: a valid handle.
+            assert_eq!(unsafe { cuModuleUnload(module) }, 0);
+            assert_eq!(used_mebibytes(), start);
+            let (mut graph, mut execs) = (std::ptr::null_mut(), [std::ptr::null_mut(); 2]);
+            // SAFETY: the output is a local variable.
+            assert_eq!(unsafe { cuGraphCreate(&mut graph, 0) }, 0);
+            for exec in &mut execs {
+                // SAFETY: the output is a local variable.
+                assert_eq!(unsafe { cuGraphInstantiateWithFlags(exec, graph, 0) }, 0);
+            }
+            assert_eq!(used_mebibytes() - start, 20);
+            for exec in execs {
+                // SAFETY: a valid handle.
+                assert_eq!(unsafe { cuGraphExecDestroy(exec) }, 0);
+            }
+            assert_eq!(used_mebibytes(), start);
         });
     }
 }

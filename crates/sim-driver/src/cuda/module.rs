@@ -31,6 +31,8 @@ pub(super) struct Module {
     library: bool,
     functions: Mutex<BTreeMap<CString, &'static Function>>,
     globals: Mutex<BTreeMap<CString, (CUdeviceptr, usize)>>,
+    /// Bytes charged for functions that were launched.
+    loaded_functions: Mutex<u64>,
 }
 
 /// A function of a module or a kernel of a library.
@@ -41,6 +43,10 @@ pub(super) struct Function {
     pub(super) duration: u64,
     /// Set if the kernel waits for peers; `duration` is zero then.
     pub(super) peers: Option<PeerGroup>,
+    /// Memory in bytes that it takes when it is first launched.
+    load_bytes: u64,
+    /// The id of the context in which it can be launched without further checks, or zero.
+    ready_in: AtomicU64,
     alive: AtomicBool,
     dynamic_shared: AtomicI32,
     carveout: AtomicI32,
@@ -112,6 +118,7 @@ impl Module {
                 library,
                 functions: Mutex::default(),
                 globals: Mutex::default(),
+                loaded_functions: Mutex::default(),
             },
             |_| (),
         );
@@ -143,7 +150,14 @@ impl Module {
             for (_, (pointer, _)) in std::mem::take(&mut *locked(&self.globals)) {
                 let _ = memory::free(pointer);
             }
+            for function in locked(&self.functions).values() {
+                function.ready_in.store(0, Ordering::Release);
+            }
+            let loaded = std::mem::take(&mut *locked(&self.loaded_functions));
             context.device.refund(self.bytes);
+            if loaded > 0 {
+                context.device.refund(loaded);
+            }
         }
     }
 
@@ -177,6 +191,8 @@ impl Module {
             module: self,
             duration: if peers.is_some() { 0 } else { duration(name) },
             peers,
+            load_bytes: load_bytes(name),
+            ready_in: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             dynamic_shared: AtomicI32::new(0),
             carveout: AtomicI32::new(-1),
@@ -217,7 +233,32 @@ impl Function {
         self.module.context()
     }
 
-    /// Checks that the function can be launched in the context, loading a library into it if necessary.
+    /// Checks that the function can be launched in the context, loading it if necessary: a library into the context,
+    /// and the function itself, as drivers do with lazy loading.
+    #[inline]
+    pub(super) fn prepare_launch(&self, context: &'static Context) -> Result<(), CudaError> {
+        if self.ready_in.load(Ordering::Acquire) == context.id { Ok(()) } else { self.prepare_slow(context) }
+    }
+
+    #[cold]
+    fn prepare_slow(&self, context: &'static Context) -> Result<(), CudaError> {
+        self.load_into(context)?;
+        let mut loaded = locked(&self.module.loaded_functions);
+        // A library that is loaded into another context keeps its functions there.
+        if self.module.owner.load(Ordering::Acquire) != context.id
+            || self.ready_in.load(Ordering::Acquire) == context.id
+        {
+            return Ok(());
+        }
+        if self.load_bytes > 0 {
+            context.device.charge(self.load_bytes)?;
+            *loaded += self.load_bytes;
+        }
+        self.ready_in.store(context.id, Ordering::Release);
+        Ok(())
+    }
+
+    /// Checks that the function belongs to the context, loading a library into it if necessary.
     #[inline]
     pub(super) fn load_into(&self, context: &'static Context) -> Result<(), CudaError> {
         if self.module.owner.load(Ordering::Acquire) == context.id {
@@ -236,6 +277,19 @@ fn duration(name: &CStr) -> u64 {
     let default_duration =
         || session().map_or(0, |session| u64::from(session.node.config().settings.kernel_micros) * 1000);
     named_duration(name.to_bytes()).unwrap_or_else(default_duration)
+}
+
+/// Returns the memory that a function takes at its first launch: from its name (`loads_4mib`), or the node's default.
+fn load_bytes(name: &CStr) -> u64 {
+    const MAX_MEBIBYTES: u64 = 1 << 20;
+    let default =
+        || session().map_or(0, |session| u64::from(session.node.config().settings.kernel_mebibytes));
+    named_mebibytes(name.to_bytes()).unwrap_or_else(default).min(MAX_MEBIBYTES) << 20
+}
+
+fn named_mebibytes(name: &[u8]) -> Option<u64> {
+    let (number, rest) = number(after(name, b"loads_")?)?;
+    rest.starts_with(b"mib").then_some(number)
 }
 
 fn named_duration(name: &[u8]) -> Option<u64> {
@@ -285,7 +339,7 @@ impl PeerGroup {
 
 #[cfg(test)]
 mod tests {
-    use super::{PeerGroup, named_duration};
+    use super::{PeerGroup, named_duration, named_mebibytes};
 
     #[test]
     fn duration_is_parsed_from_function_name() {
@@ -294,6 +348,15 @@ mod tests {
         assert_eq!(named_duration(b"_Z10busy_200usPfi"), Some(200_000));
         for other in ["busy_us", "busy_5ms", "matmul", "busy_", "busy_99999999999999999999us"] {
             assert_eq!(named_duration(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn loaded_memory_is_parsed_from_function_name() {
+        assert_eq!(named_mebibytes(b"busy_5us_loads_12mib"), Some(12));
+        assert_eq!(named_mebibytes(b"loads_0mib"), Some(0));
+        for other in ["loads_mib", "loads_5kib", "downloads"] {
+            assert_eq!(named_mebibytes(other.as_bytes()), None, "{other}");
         }
     }
 

@@ -47,11 +47,22 @@ pub struct NodeSettings {
     pub queue: u32,
     /// Whether streams can wait for values in memory and write them (`cuStreamWriteValue64` and its family).
     pub stream_memory_operations: bool,
+    /// The memory that a kernel takes when it is first launched in a context, in MiB, unless its name says it.
+    pub kernel_mebibytes: u32,
+    /// The memory that an executable graph takes, in MiB.
+    pub graph_mebibytes: u32,
 }
 
 impl Default for NodeSettings {
     fn default() -> NodeSettings {
-        NodeSettings { slice_micros: 2000, kernel_micros: 10, queue: 1024, stream_memory_operations: true }
+        NodeSettings {
+            slice_micros: 2000,
+            kernel_micros: 10,
+            queue: 1024,
+            stream_memory_operations: true,
+            kernel_mebibytes: 0,
+            graph_mebibytes: 0,
+        }
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) struct ExecutableGraph {
     timelines: BTreeMap<i32, (&'static Device, usize)>,
     /// Graph memory held on each device, in bytes.
     mapped: Vec<(&'static Device, u64)>,
+    /// Memory that the executable itself takes, in bytes.
+    charged: Option<(&'static Device, u64)>,
 }
 
 /// Why a graph cannot be instantiated.
@@ -85,6 +87,14 @@ pub(super) fn instantiate(
             return Err(error.into());
         }
     };
+    let charged = match charge_exec() {
+        Ok(charged) => charged,
+        Err(error) => {
+            store.destroy(copy);
+            EXECS.drop(handle as *mut u8);
+            return Err(error.into());
+        }
+    };
     let mut exec_nodes = BTreeMap::new();
     index_nodes(store, copy, &mut exec_nodes);
     let exec = ExecutableGraph {
@@ -97,12 +107,25 @@ pub(super) fn instantiate(
         launch_lock: Arc::default(),
         timelines: BTreeMap::new(),
         mapped: Vec::new(),
+        charged,
     };
     store.execs.insert(handle, exec);
     if let Some(source) = store.graphs.get_mut(&graph) {
         source.execs += 1;
     }
     Ok(handle)
+}
+
+/// Charges the memory of an executable to the current context's device, if the node's settings say so.
+fn charge_exec() -> Result<Option<(&'static Device, u64)>, CudaError> {
+    let bytes = u64::from(session::session()?.node.config().settings.graph_mebibytes) << 20;
+    match context::current() {
+        Ok(context) if bytes > 0 => {
+            context.device.charge(bytes)?;
+            Ok(Some((context.device, bytes)))
+        }
+        _ => Ok(None),
+    }
 }
 
 fn index_nodes(store: &GraphStore, graph: GraphKey, exec_nodes: &mut BTreeMap<u64, NodeKey>) {
@@ -154,6 +177,9 @@ pub(super) fn destroy(handle: usize) -> Result<(), CudaError> {
     for (device, bytes) in exec.mapped {
         let kept = outliving.get(&device.ordinal).copied().unwrap_or(0);
         graph_memory::unmap(device, bytes.saturating_sub(kept));
+    }
+    if let Some((device, bytes)) = exec.charged {
+        device.refund(bytes);
     }
     store.destroy(exec.graph);
     for (device, timeline) in exec.timelines.into_values() {

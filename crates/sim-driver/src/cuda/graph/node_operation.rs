@@ -129,7 +129,7 @@ impl NodeOperation {
         context: &'static Context,
         is_library_kernel: bool,
     ) -> Result<Self, CudaError> {
-        function.load_into(context)?;
+        function.prepare_launch(context)?;
         shape.check(context.device)?;
         Ok(NodeOperation::Kernel(KernelNode {
             function,
