@@ -38,9 +38,12 @@ fn main() {
     measure("memory_limit", 1_000_000, || {
         black_box(region.memory_limit(black_box(0)));
     });
-    measure("waits_for_turns, turn", 1_000_000, || {
-        let limits = region.limits(black_box(0));
-        black_box((limits.waits_for_turns(), limits.turn()));
+    measure("is_gated", 1_000_000, || {
+        black_box(region.is_gated(black_box(0)));
+    });
+    measure("take and return a marker page", 1_000, || {
+        let page = region.take_marker_page(0).unwrap();
+        region.return_marker_page(page);
     });
     let other = RegionTenant::attach(folder.path()).unwrap();
     measure("reserve and release, two processes alternating", 100_000, || {
@@ -64,8 +67,15 @@ fn main() {
         region.reclaim_dead_processes();
     });
     let reader = UsageReader::open(folder.path()).unwrap();
-    measure("demand, 200 processes", 20, || {
-        black_box(reader.demand(0, 0).unwrap());
+    measure("activity, 200 processes", 20, || {
+        black_box(reader.gpu_activity(0).unwrap());
+    });
+    let pages: Vec<_> = others.iter().filter_map(|other| other.take_marker_page(0)).collect();
+    for page in &pages {
+        assert!(page.stream(0).is_some());
+    }
+    measure("activity, 200 processes with a marker page each", 20, || {
+        black_box(reader.gpu_activity(0).unwrap());
     });
     measure("snapshot, 200 processes", 20, || {
         black_box(reader.snapshot().unwrap());

@@ -1,21 +1,24 @@
-//! Decides which container may use a GPU now. One container at a time has the turn. The work that it submits is charged
-//! to it; work that exceeds its turn is debt.
+//! Decides which container may use a GPU now, and charges each container for the time that it occupies the GPU.
 //!
-//! [`TurnScheduler`] decides for one GPU, without a clock and with no state but its own. [`Arbiter`] runs in the
-//! daemon's process: it reads `usage`, calls the schedulers, and writes the turn words of `limits`.
+//! While a GPU is not saturated, the driver interleaves the containers' work, and only containers with a ceiling are
+//! held back, to their own budget. When it is saturated, containers take turns: one at a time may launch.
+//!
+//! [`TurnScheduler`] decides for all GPUs of a node, without a clock and with no state but its own. [`Arbiter`] runs in
+//! the daemon's process: it reads the stream markers in `usage`, calls the scheduler, and writes the turn words of
+//! `limits`.
 
 mod account;
 mod credit;
 mod doorbell_wait;
-mod gpu_thread;
+mod occupancy;
 mod runner;
+mod scheduler_thread;
 #[cfg(test)]
 mod tests;
 mod turn_scheduler;
 
-pub use account::{Anomalies, ContainerView};
 pub use runner::{Arbiter, MemberId};
-pub use turn_scheduler::{TurnClass, TurnDecision, TurnGrant, TurnScheduler};
+pub use turn_scheduler::{ContenderView, GateState, SchedulerDecision, TurnScheduler};
 
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
@@ -23,13 +26,18 @@ const MILLI: u64 = 1_000_000;
 /// Parameters of the turn scheduler, which balance smoothness against the cost of a handover.
 pub mod tuning {
     use super::{MICRO, MILLI};
-    use crate::protocol::TIME_CHUNK_NS;
 
-    /// Longest turn that a guarantee gives at once.
+    /// Longest turn that a guarantee gives at once, where handovers are fast.
     pub const MAX_GUARANTEED_TURN_NS: u64 = 25 * MILLI;
     /// Longest turn of time that is guaranteed to no container, or that its owner leaves unused: a returning owner
     /// waits no longer than this.
     pub const MAX_LENT_TURN_NS: u64 = 10 * MILLI;
+    /// Turns are at least this many times as long as a handover takes, so that handovers cost little time.
+    pub const TURN_PER_HANDOVER: u64 = 32;
+    /// Longest turn where handovers are slow.
+    pub const MAX_SLOW_HOST_TURN_NS: u64 = 200 * MILLI;
+    /// Longest turn of other containers while one that asked for short waits is waiting.
+    pub const MAX_TURN_BESIDE_LOW_LATENCY_NS: u64 = 2 * MILLI;
     /// The shortest turn is what a guarantee accrues in this time, within the next two bounds.
     pub const MIN_TURN_ACCRUAL_NS: u64 = 50 * MILLI;
     /// Lower bound of the shortest turn.
@@ -37,40 +45,66 @@ pub mod tuning {
     /// Upper bound of the shortest turn: one of this length costs less than a hundredth to hand over.
     pub const MAX_MIN_TURN_NS: u64 = 10 * MILLI;
     /// Longest time for which a waiting container accrues credit: longer than any container is kept waiting.
-    pub const MAX_CREDIT_AGE_WAITING_NS: u64 = MAX_OVERRUN_NS + OVERDUE_AFTER_NS;
+    pub const MAX_CREDIT_AGE_WAITING_NS: u64 = 500 * MILLI;
     /// A container that is this far behind goes before any priority.
     pub const OVERDUE_AFTER_NS: u64 = 2 * MAX_GUARANTEED_TURN_NS;
     /// Longest time for which a container that does not wait accrues credit.
     pub const MAX_CREDIT_AGE_IDLE_NS: u64 = 100 * MILLI;
     /// Most credit that a container keeps while it does not wait.
     pub const MAX_IDLE_CREDIT_NS: u64 = 10 * MILLI;
-    /// Deepest debt, so that a container that submitted too much is not locked out forever.
-    pub const MAX_DEBT_NS: u64 = 10_000 * MILLI;
-    /// The next turn opens this long before the work of the last one ends, because a thread takes about as long to wake
-    /// up. With a smaller value the model loses too much GPU time in handovers; with a larger one two containers
-    /// overlap more often.
-    pub const HANDOVER_LEAD_NS: u64 = 65 * MICRO;
-    /// A turn is prolonged this long before its work ends, so that the GPU does not become idle.
-    pub const PROLONG_LEAD_NS: u64 = 5 * MILLI;
+    /// Deepest debt of a container whose turns are short.
+    pub const MAX_DEBT_NS: u64 = 500 * MILLI;
+    /// Deepest debt of a container with long kernels, in turns as long as its last one really was.
+    pub const MAX_DEBT_TURNS: u64 = 4;
+    /// Bounds of the measured cost of a handover. A gap between kernels is charged up to that cost, because no other
+    /// container could have used it; a longer one ends the turn if others wait.
+    pub const MIN_HANDOVER_NS: u64 = 50 * MICRO;
+    /// Upper bound of the measured cost of a handover that is charged for gaps.
+    pub const MAX_CHARGED_GAP_NS: u64 = MILLI;
+    /// Upper bound of the measured cost of a handover.
+    pub const MAX_HANDOVER_NS: u64 = 10 * MILLI;
     /// Time that a container has to wake up before its turn passes on.
     pub const WAKE_ALLOWANCE_NS: u64 = 2 * MILLI;
     /// Upper bound of the wake-up allowance, which grows when a container keeps missing its turn (hosts short of CPU).
-    pub const MAX_WAKE_ALLOWANCE_NS: u64 = 16 * MILLI;
-    /// Turns of a container that wakes up slowly are this many times as long as the time by which it exceeds the allowance.
-    pub const SLOW_WAKER_TURN_FACTOR: u64 = 8;
-    /// Interval at which to check whether a container has begun to use its turn.
-    pub const BEGIN_POLL_INTERVAL_NS: u64 = 300 * MICRO;
-    /// Longest time without work before a turn passes on. It shrinks for a container that wasted it.
-    pub const MAX_IDLE_IN_TURN_NS: u64 = 500 * MICRO;
-    /// Lower bound of the time without work before a turn passes on.
-    pub const MIN_IDLE_IN_TURN_NS: u64 = 30 * MICRO;
+    pub const MAX_WAKE_ALLOWANCE_NS: u64 = 32 * MILLI;
     /// Work that exceeds its turn by this much no longer keeps other containers waiting.
-    pub const MAX_OVERRUN_NS: u64 = 200 * MILLI;
+    pub const MAX_OVERRUN_NS: u64 = 100 * MILLI;
+    /// Work of a closed turn that makes no progress for this long may wait for launches that the closed turn holds
+    /// back.
+    pub const STALLED_AFTER_NS: u64 = 2 * MILLI;
+    /// Work of a container on one of several GPUs that makes no progress for this long most likely waits for a launch on
+    /// another one.
+    pub const PEER_STALLED_AFTER_NS: u64 = 300 * MICRO;
+    /// Interval at which such launches are let pass again while the work still makes no progress.
+    pub const STALL_RETRY_INTERVAL_NS: u64 = 200 * MILLI;
+    /// Time for which they are let pass then.
+    pub const STALL_RETRY_NS: u64 = 20 * MILLI;
+    /// A GPU is saturated if it is occupied for this percentage of the time.
+    pub const SATURATED_PERCENT: u64 = 90;
+    /// Time over which saturation is measured while containers take no turns.
+    pub const SATURATION_WINDOW_NS: u64 = 50 * MILLI;
+    /// Time over which it is measured whether turns are still needed.
+    pub const TURNS_WINDOW_NS: u64 = 100 * MILLI;
+    /// Longest time for which turns continue after an attempt to do without them has failed.
+    pub const MAX_TURNS_BACKOFF_NS: u64 = 5_000 * MILLI;
+    /// A container that neither waited nor occupied a GPU for this long is idle there.
+    pub const IDLE_AFTER_NS: u64 = 20 * MILLI;
+    /// Mean interval at which occupancy is sampled. It is varied at random, because a program may have a rhythm of its
+    /// own.
+    pub const SAMPLE_INTERVAL_NS: u64 = MILLI;
+    /// Interval at which a turn's work is polled while others wait for the turn.
+    pub const CONTESTED_POLL_INTERVAL_NS: u64 = 400 * MICRO;
+    /// Interval at which to check whether a turn has begun, or its last work has ended.
+    pub const HANDOVER_POLL_INTERVAL_NS: u64 = 80 * MICRO;
+    /// Work that a process may have queued, in units of the cost of a handover: it must not run dry while its thread
+    /// waits for a processor.
+    pub const RUN_AHEAD_PER_HANDOVER: u64 = 4;
+    /// Upper bound of the work that a process may have queued.
+    pub const MAX_RUN_AHEAD_NS: u64 = 32 * MILLI;
+    /// Work that processes may have queued beside a container that asked for short waits.
+    pub const RUN_AHEAD_BESIDE_LOW_LATENCY_NS: u64 = 300 * MICRO;
     /// A container whose poll takes longer than this is polled less often.
     pub const SLOW_POLL_NS: u64 = MILLI;
     /// The next poll of such a container comes after this many times the cost of the last one.
     pub const SLOW_POLL_BACKOFF: u64 = 32;
-
-    // The shortest turn is worth at least two chunks; otherwise a turn could be used up before it was begun.
-    const _: () = assert!(MIN_TURN_NS >= 2 * TIME_CHUNK_NS);
 }

@@ -42,7 +42,7 @@ pub struct GrantedGpu {
     pub memory: u64,
     /// Bytes that one context takes on this GPU; zero if unknown.
     pub context: u64,
-    /// Whether its launches wait for turns, and so are counted.
+    /// Whether its launches have waited for turns since the last round, and so were counted all the time.
     pub waits_for_turns: bool,
 }
 
@@ -184,7 +184,12 @@ struct ComputeBalance {
     spent: u64,
     worked: u64,
     accounted: u64,
+    /// Nanoseconds until the driver's percentages no longer cover work from before the balance began.
+    settles: u64,
 }
+
+/// Nanoseconds by which the driver reports work late, at most: one of its windows, and one interval between rounds.
+const WORK_REPORT_LAG_NS: u64 = 2_000_000_000;
 
 /// Nanoseconds after which work counts half.
 const WORK_HALF_LIFE_NS: u64 = 3_000_000_000;
@@ -368,6 +373,15 @@ impl BypassAudit {
         worked: u64,
         spent: u64,
     ) -> Option<u64> {
+        if !granted.waits_for_turns {
+            // Work is not counted. When it is counted again, the balance starts from zero, and the driver's percentages cover
+            // earlier work for a while.
+            let is_this = |balance: &ComputeBalance| {
+                (balance.container.as_str(), balance.gpu) == (container, granted.uuid)
+            };
+            self.balances.retain(|balance| !is_this(balance));
+            return None;
+        }
         let known = self
             .balances
             .iter_mut()
@@ -381,6 +395,7 @@ impl BypassAudit {
                 spent,
                 worked: 0,
                 accounted: 0,
+                settles: WORK_REPORT_LAG_NS,
             });
             return None;
         };
@@ -394,8 +409,8 @@ impl BypassAudit {
         // A total that was corrected downwards accounts for nothing.
         balance.accounted = fade(balance.accounted).saturating_add(spent.saturating_sub(balance.spent));
         balance.spent = spent;
-        if !granted.waits_for_turns {
-            // Without turns, work is not accounted for.
+        if balance.settles > 0 {
+            balance.settles = balance.settles.saturating_sub(passed);
             (balance.worked, balance.accounted) = (0, 0);
             return None;
         }

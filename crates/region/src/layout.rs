@@ -11,16 +11,22 @@
 //!         128   bitmap of occupied slots
 //!         256   per GPU: 128 bytes of memory account, 128 bytes of time account
 //!         4352  per slot: identity, confirmations, and 128 bytes per GPU
+//!         2367488  marker directory, and the marker pages: see [`markers`](crate::markers)
 //! ```
 //!
-//! Layouts 1 and 2 have every word in the same place (`layout/v1.rs` describes the differences), so code that runs at
-//! every call of a program does not need to know which one it works on. Words called *reserved* are zero and ignored:
-//! the next layout's accounting of occupied GPU time will use them. There are 23 per GPU in `limits` (10 that the
-//! daemon sets, 13 beside the turn), 24 per GPU in `usage`, and per process 13 of its own and 11 per GPU.
+//! All layouts have every word in the same place, so code that runs at every call of a program does not need to know
+//! which one it works on. Words called *reserved* are zero and ignored. The differences:
+//!
+//! - Layout 1 has another unit of compute, and a fixed list of GPUs (`layout/v1.rs`).
+//! - Layouts 1 and 2 end with the slots. Their shims charge predicted time to `spent`, up to `allowed`; they get no
+//!   turns from this release, and limit their own rate.
+//! - Layout 3 has markers, and the words of `limits` that belong to them: `gated`, `charged`, `run_ahead`, `watched`,
+//!   `low_latency`.
 
 mod v1;
 
-use crate::protocol::{LAYOUT_VERSION, MAX_GPUS, OLDEST_LAYOUT_VERSION, SLOT_COUNT};
+use crate::markers::MarkerArea;
+use crate::protocol::{DEFAULT_RUN_AHEAD_NS, LAYOUT_VERSION, MAX_GPUS, OLDEST_LAYOUT_VERSION, SLOT_COUNT};
 use core::mem::offset_of;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,25 +37,30 @@ pub const SUPPORTED_LAYOUTS: RangeInclusive<u32> = OLDEST_LAYOUT_VERSION..=LAYOU
 /// Length of `limits` in bytes.
 pub const LIMITS_SIZE: usize = size_of::<LimitsFile>();
 
-/// Length of `usage` in bytes.
-pub const USAGE_SIZE: usize = size_of::<UsageFile>();
+/// Length of `usage` in bytes in the current layout.
+pub const USAGE_SIZE: usize = MARKERS_OFFSET + size_of::<MarkerArea>();
+
+/// Offset of the markers in `usage`, and the length of `usage` in layouts without markers.
+pub(crate) const MARKERS_OFFSET: usize = size_of::<UsageFile>();
 
 /// A layout version that this build supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayoutVersion {
     V1,
     V2,
+    V3,
 }
 
 impl LayoutVersion {
     /// The layout of new regions.
-    pub(crate) const CURRENT: Self = Self::V2;
+    pub(crate) const CURRENT: Self = Self::V3;
 
     /// Returns the layout with this number; `None` if this build does not support it.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::V1),
             2 => Some(Self::V2),
+            3 => Some(Self::V3),
             _ => None,
         }
     }
@@ -58,14 +69,25 @@ impl LayoutVersion {
         match self {
             Self::V1 => 1,
             Self::V2 => 2,
+            Self::V3 => 3,
         }
+    }
+
+    /// Returns the length of `usage` in bytes.
+    pub(crate) fn usage_size(self) -> usize {
+        if self.has_markers() { USAGE_SIZE } else { MARKERS_OFFSET }
+    }
+
+    /// Returns whether processes mark when their work runs. Without markers, the turn scheduler gives no turns.
+    pub(crate) fn has_markers(self) -> bool {
+        self == Self::V3
     }
 
     /// Converts a word of `cores` or `ceiling` into thousandths of a percent.
     pub(crate) fn cores_from_word(self, word: u32) -> u32 {
         match self {
             Self::V1 => v1::cores_from_word(word),
-            Self::V2 => word,
+            Self::V2 | Self::V3 => word,
         }
     }
 
@@ -73,7 +95,7 @@ impl LayoutVersion {
     pub(crate) fn cores_to_word(self, cores: u32) -> u32 {
         match self {
             Self::V1 => v1::cores_to_word(cores),
-            Self::V2 => cores,
+            Self::V2 | Self::V3 => cores,
         }
     }
 
@@ -137,7 +159,10 @@ pub struct GpuLimits {
     pub(crate) ceiling: AtomicU32,
     pub(crate) priority: AtomicU32,
     pub(crate) waits_for_turns: AtomicU32,
-    _reserved: Reserved<10>,
+    /// Whether the container asked for short waits at some cost in throughput. Layout 3.
+    pub(crate) low_latency: AtomicU32,
+    _padding: AtomicU32,
+    _reserved: Reserved<9>,
     pub(crate) turns: TurnLine,
 }
 
@@ -145,39 +170,75 @@ pub struct GpuLimits {
 #[derive(Debug)]
 pub(crate) struct TurnLine {
     pub(crate) turn: AtomicU32,
+    /// Whether launches must look at the turn at all: set by the turn scheduler. Layout 3.
+    pub(crate) gated: AtomicU32,
+    /// Nanoseconds that may have been spent in total. Layouts 1 and 2.
     pub(crate) allowed: AtomicU64,
     /// One per GPU, because each GPU has a turn scheduler of its own: one may have stopped while the others give turns.
     pub(crate) heartbeat: AtomicU64,
-    _reserved: Reserved<13>,
+    /// Nanoseconds that the daemon has charged in total: the turn scheduler by the markers, and the monitor by the driver
+    /// while the container is not gated. Layout 3.
+    pub(crate) charged: AtomicU64,
+    /// Nanoseconds of work that may be queued; zero for the default. Layout 3.
+    pub(crate) run_ahead: AtomicU64,
+    /// Whether the turn scheduler looks at this container at short intervals, so that a process that begins to work
+    /// need not ring. Layout 3.
+    pub(crate) watched: AtomicU32,
+    _padding: AtomicU32,
+    _reserved: Reserved<10>,
 }
 
-/// A container's turn on a GPU: its number, and whether it is open.
+/// A container's turn on a GPU: its number, and whether launches may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnWord(pub u32);
+
+/// Bit of a [`TurnWord`]: launches pass.
+const OPEN: u32 = 1;
+/// Bit of a [`TurnWord`]: launches pass into streams that have nothing queued, because running work may wait for them.
+const DRAINING: u32 = 2;
+/// Distance of two turns' words.
+const NEXT_TURN: u32 = 4;
 
 impl TurnWord {
     /// Returns the number of the turn, counted from the region's creation; wraps.
     #[must_use]
     pub fn number(self) -> u32 {
-        self.0 >> 1
+        self.0 / NEXT_TURN
     }
 
     /// Returns whether the turn is open.
+    #[inline]
     #[must_use]
     pub fn is_open(self) -> bool {
-        self.0 & 1 == 1
+        self.0 & OPEN != 0
+    }
+
+    /// Returns whether the turn is over, and launches still pass into streams that have nothing queued.
+    #[must_use]
+    pub fn is_draining(self) -> bool {
+        self.0 & DRAINING != 0
+    }
+
+    fn number_bits(self) -> u32 {
+        self.0 & !(OPEN | DRAINING)
     }
 
     /// Returns the next turn, open.
     #[must_use]
     pub fn next_open(self) -> Self {
-        Self((self.0 & !1).wrapping_add(2) | 1)
+        Self(self.number_bits().wrapping_add(NEXT_TURN) | OPEN)
     }
 
-    /// Returns the same turn, closed.
+    /// Returns this turn's word without the bits that let launches pass.
     #[must_use]
     pub fn closed(self) -> Self {
-        Self(self.0 & !1)
+        Self(self.number_bits())
+    }
+
+    /// Returns this turn's word, closed except for streams that have nothing queued.
+    #[must_use]
+    pub fn draining(self) -> Self {
+        Self(self.number_bits() | DRAINING)
     }
 }
 
@@ -192,11 +253,18 @@ impl GpuLimits {
             ceiling: AtomicU32::new(0),
             priority: AtomicU32::new(0),
             waits_for_turns: AtomicU32::new(0),
+            low_latency: AtomicU32::new(0),
+            _padding: AtomicU32::new(0),
             _reserved: Reserved::zeroed(),
             turns: TurnLine {
                 turn: AtomicU32::new(0),
+                gated: AtomicU32::new(0),
                 allowed: AtomicU64::new(0),
                 heartbeat: AtomicU64::new(0),
+                charged: AtomicU64::new(0),
+                run_ahead: AtomicU64::new(0),
+                watched: AtomicU32::new(0),
+                _padding: AtomicU32::new(0),
                 _reserved: Reserved::zeroed(),
             },
         }
@@ -233,14 +301,52 @@ impl GpuLimits {
         self.priority.load(Ordering::Relaxed)
     }
 
-    /// Returns whether launches must wait for turns.
+    /// Returns whether launches may have to wait for turns.
     #[inline]
     #[must_use]
     pub fn waits_for_turns(&self) -> bool {
         self.waits_for_turns.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the container's last turn. After an open one, [`GpuLimits::allowed`] is at least as new as the turn.
+    /// Returns whether the container asked for short waits at some cost in throughput.
+    #[inline]
+    #[must_use]
+    pub fn is_low_latency(&self) -> bool {
+        self.low_latency.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether launches must look at the turn: not while the container has the GPU to itself and no ceiling.
+    #[inline]
+    #[must_use]
+    pub fn is_gated(&self) -> bool {
+        self.turns.gated.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the nanoseconds that the daemon has charged in total.
+    #[inline]
+    #[must_use]
+    pub fn charged(&self) -> u64 {
+        self.turns.charged.load(Ordering::Relaxed)
+    }
+
+    /// Returns the nanoseconds of work that a process may have queued.
+    #[inline]
+    #[must_use]
+    pub fn run_ahead(&self) -> u64 {
+        match self.turns.run_ahead.load(Ordering::Relaxed) {
+            0 => DEFAULT_RUN_AHEAD_NS,
+            nanoseconds => nanoseconds,
+        }
+    }
+
+    /// Returns whether the turn scheduler looks at the container at short intervals.
+    #[inline]
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.turns.watched.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the container's last turn.
     #[inline]
     #[must_use]
     pub fn turn(&self) -> TurnWord {
@@ -259,13 +365,6 @@ impl GpuLimits {
     #[must_use]
     pub(crate) fn heartbeat(&self) -> u64 {
         self.turns.heartbeat.load(Ordering::Acquire)
-    }
-
-    /// Returns the nanoseconds of GPU time that the container may have spent in total.
-    #[inline]
-    #[must_use]
-    pub fn allowed(&self) -> u64 {
-        self.turns.allowed.load(Ordering::Relaxed)
     }
 }
 
@@ -308,7 +407,8 @@ pub struct GpuAccount {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct GpuTimeAccount {
-    /// Nanoseconds of GPU time that were submitted in total.
+    /// Nanoseconds of GPU time in total, by the container's own account. In layout 3 it grows only while there is no
+    /// turn scheduler.
     pub(crate) spent: AtomicU64,
     /// Nanoseconds that threads waited for a turn in total.
     pub(crate) throttled: AtomicU64,
@@ -318,7 +418,10 @@ pub struct GpuTimeAccount {
     pub local_since: AtomicU64,
     /// Without a turn scheduler: the time spent up to that moment.
     pub local_base: AtomicU64,
-    _reserved: Reserved<11>,
+    /// Without a turn scheduler: time of the last sample of the container's own occupancy, on the monotonic clock, with
+    /// the lowest bit set if it was occupied then. Layout 3.
+    pub local_sample: AtomicU64,
+    _reserved: Reserved<10>,
 }
 
 impl GpuAccount {
@@ -335,6 +438,7 @@ impl GpuAccount {
                 doorbell: AtomicU32::new(0),
                 local_since: AtomicU64::new(0),
                 local_base: AtomicU64::new(0),
+                local_sample: AtomicU64::new(0),
                 _reserved: Reserved::zeroed(),
             },
         }
@@ -352,7 +456,7 @@ impl GpuAccount {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Returns the counter of GPU time that was submitted in total, in nanoseconds.
+    /// Returns the counter of GPU time by the container's own account, in nanoseconds.
     #[inline]
     #[must_use]
     pub fn spent(&self) -> &AtomicU64 {
@@ -407,9 +511,10 @@ pub(crate) struct ConfirmedOperations(pub(crate) [AtomicU64; MAX_GPUS]);
 pub struct ProcessLane {
     pub(crate) total: AtomicU64,
     pub(crate) intent: AtomicU64,
-    /// Time at which everything that this process submitted is predicted to have run, on the monotonic clock.
+    /// Time at which everything that this process submitted is predicted to have run, on the monotonic clock. Layouts
+    /// 1 and 2.
     pub busy_until: AtomicU64,
-    /// Nanoseconds of GPU time that this process submitted in total.
+    /// Nanoseconds of GPU time that this process submitted in total. Layouts 1 and 2.
     pub spent: AtomicU64,
     /// Number of threads that wait for a turn.
     pub waiting: AtomicU32,
@@ -442,9 +547,11 @@ const _: () = {
     assert!(offset_of!(GpuLimits, memory) == 16 && offset_of!(GpuLimits, context) == 24);
     assert!(offset_of!(GpuLimits, cores) == 32 && offset_of!(GpuLimits, ceiling) == 36);
     assert!(offset_of!(GpuLimits, priority) == 40 && offset_of!(GpuLimits, waits_for_turns) == 44);
-    assert!(offset_of!(GpuLimits, _reserved) == 48 && offset_of!(GpuLimits, turns) == 128);
-    assert!(offset_of!(TurnLine, turn) == 0 && offset_of!(TurnLine, allowed) == 8);
-    assert!(offset_of!(TurnLine, heartbeat) == 16 && offset_of!(TurnLine, _reserved) == 24);
+    assert!(offset_of!(GpuLimits, low_latency) == 48 && offset_of!(GpuLimits, turns) == 128);
+    assert!(offset_of!(TurnLine, turn) == 0 && offset_of!(TurnLine, gated) == 4);
+    assert!(offset_of!(TurnLine, allowed) == 8 && offset_of!(TurnLine, heartbeat) == 16);
+    assert!(offset_of!(TurnLine, charged) == 24 && offset_of!(TurnLine, run_ahead) == 32);
+    assert!(offset_of!(TurnLine, watched) == 40);
     assert!(size_of::<TurnLine>() == 128);
     assert!(offset_of!(UsageHeader, reclaimed_at) == 24 && offset_of!(UsageHeader, occupied) == 128);
     assert!(offset_of!(UsageFile, accounts) == 256 && size_of::<GpuAccount>() == 256);
@@ -452,10 +559,9 @@ const _: () = {
     assert!(offset_of!(GpuAccount, refusals) == 16 && offset_of!(GpuAccount, _reserved) == 24);
     assert!(offset_of!(GpuAccount, time) == 128 && offset_of!(GpuTimeAccount, throttled) == 8);
     assert!(offset_of!(GpuTimeAccount, doorbell) == 16 && offset_of!(GpuTimeAccount, local_since) == 24);
-    assert!(offset_of!(GpuTimeAccount, local_base) == 32 && offset_of!(GpuTimeAccount, _reserved) == 40);
-    assert!(
-        offset_of!(UsageFile, slots) == 4352 && size_of::<ProcessSlot>() == 2304 && USAGE_SIZE == 2_367_488
-    );
+    assert!(offset_of!(GpuTimeAccount, local_base) == 32 && offset_of!(GpuTimeAccount, local_sample) == 40);
+    assert!(offset_of!(UsageFile, slots) == 4352 && size_of::<ProcessSlot>() == 2304);
+    assert!(MARKERS_OFFSET == 2_367_488 && USAGE_SIZE == 3_416_064);
     assert!(offset_of!(ProcessSlot, identity) == 0 && offset_of!(ProcessSlot, confirmed) == 128);
     assert!(offset_of!(ProcessSlot, lanes) == 256);
     assert!(offset_of!(ProcessIdentity, started) == 8 && offset_of!(ProcessIdentity, namespace) == 16);

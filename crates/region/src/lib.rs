@@ -10,8 +10,8 @@
 //! | shim | [`RegionTenant`] | reads `limits`, writes `usage` |
 //!
 //! Daemon and shim are upgraded at different times: [`protocol`] holds the numbers that they must agree on, and both
-//! work with regions of the current layout and of the one before. Regions of any other layout are reported and left as
-//! they are.
+//! work with regions of the current layout and of older ones. Regions of any other layout are reported and left as they
+//! are.
 
 pub mod arbiter;
 pub mod audit;
@@ -22,6 +22,7 @@ pub mod futex;
 mod handle;
 pub mod layout;
 pub mod liveness_lock;
+pub mod markers;
 pub mod memory_account;
 mod mmap;
 mod owner;
@@ -36,9 +37,9 @@ mod tests;
 pub use error::{RegionError, ReservationRefused};
 pub use handle::{RegionHandle, inspect, is_in_use};
 pub use layout::{GpuAccount, GpuLimits, ProcessLane, TurnWord};
-pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl};
+pub use owner::{GpuShare, RegionOwner, RegionPolicy, TurnControl, TurnGate};
 pub use protocol::{MAX_GPUS, MEMORY_UNIT, SLOT_COUNT, WHOLE_GPU};
-pub use reader::{ComputeDemand, Forgery, GpuUsage, ProcessUsage, UsageReader, UsageSnapshot};
+pub use reader::{ComputeActivity, Forgery, GpuUsage, ProcessUsage, UsageReader, UsageSnapshot};
 pub use tenant::{RegionTenant, TenantProcess};
 
 /// Name of the file that holds the container's limits.

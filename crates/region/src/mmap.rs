@@ -2,7 +2,10 @@
 #![allow(unsafe_code)]
 
 use crate::error::RegionError;
-use crate::layout::{FileHeader, LayoutVersion, LimitsFile, SUPPORTED_LAYOUTS, UsageFile};
+use crate::layout::{
+    FileHeader, LIMITS_SIZE, LayoutVersion, LimitsFile, MARKERS_OFFSET, SUPPORTED_LAYOUTS, UsageFile,
+};
+use crate::markers::MarkerArea;
 use crate::owner::effective_user;
 use crate::protocol::{LIMITS_MAGIC, USAGE_MAGIC};
 use std::fs::{File, OpenOptions};
@@ -13,24 +16,56 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A type that describes the contents of a file of the region.
+/// A type that describes a part of a file of the region.
 ///
 /// # Safety
 /// The type must have no invalid bit pattern, contain nothing but atomics, and be aligned to at most a page.
-pub(crate) unsafe trait FileLayout {
+pub(crate) unsafe trait MappedLayout {
+    /// Offset of the part in its file; a multiple of a page.
+    const OFFSET: usize;
+}
+
+/// A type that describes the first part of a file of the region, with its header.
+pub(crate) trait FileLayout: MappedLayout {
     /// First word of the file.
     const MAGIC: u64;
+
+    /// Returns the length of the file in bytes.
+    fn size(layout: LayoutVersion) -> usize;
 }
 
 // SAFETY: nothing but atomics of integers, aligned to a page.
-unsafe impl FileLayout for LimitsFile {
+unsafe impl MappedLayout for LimitsFile {
+    const OFFSET: usize = 0;
+}
+
+impl FileLayout for LimitsFile {
     const MAGIC: u64 = LIMITS_MAGIC;
+
+    fn size(_layout: LayoutVersion) -> usize {
+        LIMITS_SIZE
+    }
 }
 
 // SAFETY: nothing but atomics of integers, aligned to a page.
-unsafe impl FileLayout for UsageFile {
-    const MAGIC: u64 = USAGE_MAGIC;
+unsafe impl MappedLayout for UsageFile {
+    const OFFSET: usize = 0;
 }
+
+impl FileLayout for UsageFile {
+    const MAGIC: u64 = USAGE_MAGIC;
+
+    fn size(layout: LayoutVersion) -> usize {
+        layout.usage_size()
+    }
+}
+
+// SAFETY: nothing but atomics of integers, aligned to a page.
+unsafe impl MappedLayout for MarkerArea {
+    const OFFSET: usize = MARKERS_OFFSET;
+}
+
+const _: () = assert!(MARKERS_OFFSET.is_multiple_of(4096));
 
 /// A mapped file. Truncating the file removes the memory; only the container itself can do that, to `usage`.
 #[derive(Debug)]
@@ -39,11 +74,11 @@ pub(crate) struct MappedFile<T> {
 }
 
 // SAFETY: the mapping is shared memory that holds nothing but atomics, which any thread may use.
-unsafe impl<T: FileLayout> Send for MappedFile<T> {}
+unsafe impl<T: MappedLayout> Send for MappedFile<T> {}
 // SAFETY: the mapping is shared memory that holds nothing but atomics, which any thread may use.
-unsafe impl<T: FileLayout> Sync for MappedFile<T> {}
+unsafe impl<T: MappedLayout> Sync for MappedFile<T> {}
 
-impl<T: FileLayout> MappedFile<T> {
+impl<T: MappedLayout> MappedFile<T> {
     /// Maps a file that passed [`check`], for reading or also for writing.
     pub(crate) fn new(file: &File, path: &Path, writable: bool) -> Result<Self, RegionError> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
@@ -55,6 +90,28 @@ impl<T: FileLayout> MappedFile<T> {
                 protection,
                 libc::MAP_SHARED | libc::MAP_NORESERVE,
                 file.as_raw_fd(),
+                // A few megabytes, so it fits.
+                T::OFFSET as libc::off_t,
+            )
+        };
+        match NonNull::new(address.cast::<T>()) {
+            Some(address) if address.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { address }),
+            _ => Err(RegionError::io("map", path, io::Error::last_os_error())),
+        }
+    }
+}
+
+impl<T: MappedLayout> MappedFile<T> {
+    /// Maps zeroed memory of this process, in place of a part that the file lacks.
+    pub(crate) fn private(path: &Path) -> Result<Self, RegionError> {
+        // SAFETY: this creates a new mapping at an address that the kernel chooses; it replaces no other.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<T>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
                 0,
             )
         };
@@ -71,7 +128,7 @@ impl<T> Deref for MappedFile<T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: the mapping is page-aligned, as long as the type, and lasts until this value is dropped; every bit
-        // pattern is a valid value of the type (see `FileLayout`).
+        // pattern is a valid value of the type (see `MappedLayout`).
         unsafe { self.address.as_ref() }
     }
 }
@@ -117,7 +174,8 @@ pub(crate) fn identity(file: &File, path: &Path) -> Result<(u64, u64), RegionErr
 pub(crate) fn is_intact_header<T: FileLayout>(header: &[u8]) -> bool {
     let [magic, version, size] = [number(header, 0, 8), number(header, 8, 4), number(header, 16, 8)];
     // Four bytes were read, so it fits.
-    magic == T::MAGIC && LayoutVersion::from_number(version as u32).is_some() && size == size_of::<T>() as u64
+    let layout = LayoutVersion::from_number(version as u32);
+    magic == T::MAGIC && layout.is_some_and(|layout| size == T::size(layout) as u64)
 }
 
 /// Returns whether only the calling user can create, replace and remove files in the directory.
@@ -166,7 +224,7 @@ pub(crate) fn check<T: FileLayout>(file: &File, path: &Path) -> Result<LayoutVer
             supported: SUPPORTED_LAYOUTS,
         });
     };
-    if size != size_of::<T>() as u64 {
+    if size != T::size(layout) as u64 {
         return Err(RegionError::damaged(path, "the size in its header differs from that of its layout"));
     }
     if data.len() < size {

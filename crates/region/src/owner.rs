@@ -10,7 +10,8 @@ use crate::protocol::{
     MAX_GPUS, NO_MEMORY_LIMIT, POLICY_OVERSUBSCRIBE, POLICY_THROTTLE_COPIES, SLOT_COUNT, WHOLE_GPU,
 };
 use crate::{LIMITS_FILE, USAGE_FILE, futex};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::mem::offset_of;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -32,8 +33,10 @@ pub struct GpuShare {
     pub ceiling: u32,
     /// Priority among containers that want the same turn: the higher goes first.
     pub priority: u32,
-    /// Whether launches must wait for turns.
+    /// Whether launches may have to wait for turns.
     pub waits_for_turns: bool,
+    /// Whether its launches should start soon, at some cost in throughput.
+    pub low_latency: bool,
 }
 
 impl Default for GpuShare {
@@ -47,6 +50,7 @@ impl Default for GpuShare {
             ceiling: WHOLE_GPU,
             priority: 0,
             waits_for_turns: false,
+            low_latency: false,
         }
     }
 }
@@ -91,10 +95,22 @@ pub struct RegionOwner {
     path: PathBuf,
     /// Held while the list of GPUs grows.
     growing: Mutex<()>,
+    /// Per GPU: how often this handle has changed whether launches look at the turn; wraps.
+    gate_changes: [AtomicU32; MAX_GPUS],
+}
+
+/// Whether a container's launches look at its turn on a GPU, which decides whether it is charged by its markers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TurnGate {
+    /// Whether they do now.
+    pub is_gated: bool,
+    /// How often that has changed since the region was opened; wraps. If it is the same as before, nothing has changed
+    /// meanwhile.
+    pub changes: u32,
 }
 
 impl RegionOwner {
-    /// Creates the region in a directory, in the newest layout. An intact `usage` is kept. `limits` is created again
+    /// Creates the region in a directory, in the newest layout. An intact `usage` of that layout is kept. `limits` is created again
     /// and put in place by a rename: processes that have the old file mapped continue with the old one, so a region in
     /// use is changed through [`RegionOwner::open`]. Files of an unsupported layout are never replaced.
     pub fn create(folder: &Path, shares: &[GpuShare], policy: RegionPolicy) -> Result<Self, RegionError> {
@@ -103,8 +119,8 @@ impl RegionOwner {
         }
         shares.iter().try_for_each(GpuShare::check)?;
         let (limits, usage) = (folder.join(LIMITS_FILE), folder.join(USAGE_FILE));
-        is_sound::<LimitsFile>(&limits)?;
-        if !is_sound::<UsageFile>(&usage)? {
+        intact_layout::<LimitsFile>(&limits)?;
+        if intact_layout::<UsageFile>(&usage)? != Some(LayoutVersion::CURRENT) {
             // Each process allocates its own slot when it takes it.
             let start = offset_of!(UsageFile, slots);
             make::<UsageFile>(&usage, 0o666, USAGE_SIZE, start, |file: &UsageFile| {
@@ -121,7 +137,7 @@ impl RegionOwner {
             file.header.base_gpus.store(shares.len() as u32, Relaxed);
             begin::<LimitsFile>(&file.header.file, LIMITS_SIZE, shares.len());
         })?;
-        Ok(Self { limits: file, layout, path: limits, growing: Mutex::new(()) })
+        Ok(Self::of_file(file, layout, limits))
     }
 
     /// Opens the region in a directory, of any supported layout. `limits` must belong to the calling user: neither the
@@ -132,13 +148,29 @@ impl RegionOwner {
         let layout = mmap::check::<LimitsFile>(&file, &path)?;
         mmap::check_owner(&file, &path, effective_user())?;
         let limits = MappedFile::new(&file, &path, true)?;
-        Ok(Self { limits, layout, path, growing: Mutex::new(()) })
+        Ok(Self::of_file(limits, layout, path))
+    }
+
+    fn of_file(limits: MappedFile<LimitsFile>, layout: LayoutVersion, path: PathBuf) -> Self {
+        let gate_changes = [const { AtomicU32::new(0) }; MAX_GPUS];
+        Self { limits, layout, path, growing: Mutex::new(()), gate_changes }
     }
 
     /// Returns the version of the region's layout.
     #[must_use]
     pub fn layout(&self) -> u32 {
         self.layout.number()
+    }
+
+    /// Returns whether processes mark when their work runs. The turn scheduler gives no turns without that.
+    #[must_use]
+    pub fn has_markers(&self) -> bool {
+        self.layout.has_markers()
+    }
+
+    /// Returns the length of `usage` in bytes in this layout.
+    pub(crate) fn usage_size(&self) -> usize {
+        self.layout.usage_size()
     }
 
     /// Returns the path of the limits file.
@@ -184,6 +216,7 @@ impl RegionOwner {
             ceiling,
             priority: limits.priority(),
             waits_for_turns: limits.waits_for_turns(),
+            low_latency: limits.is_low_latency(),
         })
     }
 
@@ -206,6 +239,9 @@ impl RegionOwner {
         let Some(limits) = self.limits(gpu) else { return Err(RegionError::NoSuchGpu { gpu, gpus }) };
         let differs = words(limits) != encoded(share, self.layout);
         if differs {
+            if limits.waits_for_turns() != share.waits_for_turns {
+                self.gate_changes[gpu].fetch_add(1, Relaxed);
+            }
             write(limits, share, self.layout);
         }
         Ok(differs)
@@ -268,7 +304,19 @@ impl RegionOwner {
     /// Returns the control over a GPU's turns. One thread at a time may use it.
     #[must_use]
     pub fn turns(&self, gpu: usize) -> Option<TurnControl<'_>> {
-        self.limits(gpu).map(|limits| TurnControl { limits })
+        Some(TurnControl { limits: self.limits(gpu)?, changes: self.gate_changes.get(gpu)? })
+    }
+
+    /// Returns whether launches look at the turn on a GPU. Layouts without markers have no such state: there they
+    /// account for their work wherever launches wait for turns.
+    #[must_use]
+    pub fn gate(&self, gpu: usize) -> Option<TurnGate> {
+        let limits = self.limits(gpu)?;
+        // The number is read first, so that a change during the call is found at the next call at the latest.
+        let changes = self.gate_changes.get(gpu)?.load(Acquire);
+        let waits = limits.waits_for_turns();
+        let is_gated = if self.has_markers() { waits && limits.is_gated() } else { waits };
+        Some(TurnGate { is_gated, changes })
     }
 }
 
@@ -276,6 +324,7 @@ impl RegionOwner {
 #[derive(Clone, Copy, Debug)]
 pub struct TurnControl<'a> {
     limits: &'a GpuLimits,
+    changes: &'a AtomicU32,
 }
 
 impl TurnControl<'_> {
@@ -285,29 +334,51 @@ impl TurnControl<'_> {
         self.limits.turn()
     }
 
-    /// Returns the nanoseconds of GPU time that the container may have spent in total.
-    #[must_use]
-    pub fn allowed(&self) -> u64 {
-        self.limits.allowed()
-    }
-
-    /// Changes the time that may have been spent within the open turn.
-    pub fn allow(&self, allowed: u64) {
-        self.limits.turns.allowed.store(allowed, Release);
-    }
-
     /// Opens the next turn and wakes every thread that waits for one.
-    pub fn open(&self, allowed: u64) -> TurnWord {
-        self.allow(allowed);
-        let turn = self.turn().next_open();
-        self.limits.turns.turn.store(turn.0, Release);
-        futex::wake(&self.limits.turns.turn, u32::MAX);
-        turn
+    pub fn open(&self) -> TurnWord {
+        self.change(self.turn().next_open())
     }
 
     /// Closes the turn, which keeps its number. Has no effect on a turn that is closed already.
     pub fn close(&self) {
         self.limits.turns.turn.store(self.turn().closed().0, Release);
+    }
+
+    /// Closes the turn except for streams that have nothing queued, and wakes every thread that waits.
+    pub fn drain(&self) {
+        self.change(self.turn().draining());
+    }
+
+    fn change(&self, turn: TurnWord) -> TurnWord {
+        self.limits.turns.turn.store(turn.0, Release);
+        futex::wake(&self.limits.turns.turn, u32::MAX);
+        turn
+    }
+
+    /// Sets whether launches must look at the turn. Threads that wait are woken if they no longer have to.
+    pub fn set_gated(&self, gated: bool) {
+        let was_gated = self.limits.turns.gated.swap(gated.into(), AcqRel) != 0;
+        if was_gated != gated {
+            self.changes.fetch_add(1, Release);
+        }
+        if was_gated && !gated {
+            futex::wake(&self.limits.turns.turn, u32::MAX);
+        }
+    }
+
+    /// Sets whether the turn scheduler looks at the container at short intervals.
+    pub fn set_watched(&self, watched: bool) {
+        self.limits.turns.watched.store(watched.into(), Release);
+    }
+
+    /// Sets the nanoseconds of work that a process may have queued.
+    pub fn set_run_ahead(&self, nanoseconds: u64) {
+        self.limits.turns.run_ahead.store(nanoseconds, Relaxed);
+    }
+
+    /// Adds to the nanoseconds that the container is charged in total. Any thread may call this.
+    pub fn charge(&self, nanoseconds: u64) {
+        self.limits.turns.charged.fetch_add(nanoseconds, Relaxed);
     }
 }
 
@@ -318,26 +389,32 @@ pub(crate) fn gpu_count(limits: &LimitsFile) -> usize {
 }
 
 /// The words of a share as a layout encodes them.
-type ShareWords = ([u64; 4], [u32; 4]);
+type ShareWords = ([u64; 4], [u32; 5]);
 
 fn encoded(share: &GpuShare, layout: LayoutVersion) -> ShareWords {
     let half = |at| mmap::number(&share.uuid, at, 8);
     let cores = [share.cores, share.ceiling].map(|cores| layout.cores_to_word(cores));
     (
         [half(0), half(8), share.memory, share.context],
-        [cores[0], cores[1], share.priority, u32::from(share.waits_for_turns)],
+        [
+            cores[0],
+            cores[1],
+            share.priority,
+            u32::from(share.low_latency && layout.has_markers()),
+            u32::from(share.waits_for_turns),
+        ],
     )
 }
 
 fn words(gpu: &GpuLimits) -> ShareWords {
     let [first, second] = [0, 1].map(|half: usize| gpu.uuid[half].load(Relaxed));
-    let numbers =
-        [&gpu.cores, &gpu.ceiling, &gpu.priority, &gpu.waits_for_turns].map(|word| word.load(Relaxed));
+    let numbers = [&gpu.cores, &gpu.ceiling, &gpu.priority, &gpu.low_latency, &gpu.waits_for_turns]
+        .map(|word| word.load(Relaxed));
     ([first, second, gpu.memory(), gpu.context()], numbers)
 }
 
 fn write(gpu: &GpuLimits, share: &GpuShare, layout: LayoutVersion) {
-    let ([first, second, memory, context], [cores, ceiling, priority, waits_for_turns]) =
+    let ([first, second, memory, context], [cores, ceiling, priority, low_latency, waits_for_turns]) =
         encoded(share, layout);
     gpu.uuid[0].store(first, Relaxed);
     gpu.uuid[1].store(second, Relaxed);
@@ -346,7 +423,11 @@ fn write(gpu: &GpuLimits, share: &GpuShare, layout: LayoutVersion) {
     gpu.cores.store(cores, Relaxed);
     gpu.ceiling.store(ceiling, Relaxed);
     gpu.priority.store(priority, Relaxed);
-    gpu.waits_for_turns.store(waits_for_turns, Release);
+    gpu.low_latency.store(low_latency, Relaxed);
+    if gpu.waits_for_turns.swap(waits_for_turns, Release) != waits_for_turns {
+        // Until the turn scheduler decides. Layouts 1 and 2 ignore the word.
+        gpu.turns.gated.store(waits_for_turns, Release);
+    }
 }
 
 /// Returns the effective user of this process.
@@ -356,12 +437,13 @@ pub(crate) fn effective_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Returns whether the file exists and is intact. An unsupported layout is an error: such a file must not be replaced.
-fn is_sound<T: FileLayout>(path: &Path) -> Result<bool, RegionError> {
+/// Returns the layout of the file if it exists and is intact. An unsupported layout is an error: such a file must not
+/// be replaced.
+fn intact_layout<T: FileLayout>(path: &Path) -> Result<Option<LayoutVersion>, RegionError> {
     match mmap::open(path, false).and_then(|file| mmap::check::<T>(&file, path)) {
-        Ok(_) => Ok(true),
+        Ok(layout) => Ok(Some(layout)),
         Err(error @ RegionError::UnsupportedVersion { .. }) => Err(error),
-        Err(_) => Ok(false),
+        Err(_) => Ok(None),
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Both are built from this module, but rarely at the same time: a container keeps the shim that it was started with,
 //! and the daemon may be upgraded while it runs. A number here may change only with [`LAYOUT_VERSION`], and both sides
-//! must continue to work with the one before ([`OLDEST_LAYOUT_VERSION`]). Numbers that only one side uses (the turn
+//! must continue to work with older ones down to [`OLDEST_LAYOUT_VERSION`]. Numbers that only one side uses (the turn
 //! scheduler's tuning, the shim's own rate limiter) stay with that side.
 
 /// Layout version of new regions.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Oldest layout version that this build supports. Regions of any other version are left as they are.
 pub const OLDEST_LAYOUT_VERSION: u32 = 1;
@@ -46,8 +46,18 @@ pub const POLICY_OVERSUBSCRIBE: u32 = 1;
 /// Policy bit: copies and fills wait for turns as launches do.
 pub const POLICY_THROTTLE_COPIES: u32 = 1 << 1;
 
-/// Nanoseconds of GPU time that a process takes from its container's turn at once.
-pub const TIME_CHUNK_NS: u64 = 500_000;
+/// Pages for stream markers that follow the slots in `usage`. Every process takes one per GPU on which its launches are
+/// marked, and more if it has many streams.
+pub const MARKER_PAGE_COUNT: usize = 255;
+
+/// Streams whose markers fit on one page.
+pub const STREAMS_PER_PAGE: usize = 63;
+
+/// Bytes of a marker page: the smallest unit that a driver can register.
+pub const MARKER_PAGE_SIZE: usize = 4096;
+
+/// Nanoseconds of work that a process may have queued when the turn scheduler has not set another amount.
+pub const DEFAULT_RUN_AHEAD_NS: u64 = 2_000_000;
 
 /// Longest time between two heartbeats of a GPU's turn scheduler while any container has a turn or waits for one.
 pub const HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
@@ -70,15 +80,17 @@ pub const RECLAIM_LOCK_SLOT: usize = SLOT_COUNT;
 pub const PID_LOCKS_AT: u64 = 1 << 32;
 
 const _: () = {
-    assert!(OLDEST_LAYOUT_VERSION <= LAYOUT_VERSION && LAYOUT_VERSION - OLDEST_LAYOUT_VERSION <= 1);
+    assert!(OLDEST_LAYOUT_VERSION < LAYOUT_VERSION);
     // A percent is a whole number of units.
     assert!(WHOLE_GPU.is_multiple_of(100));
     // Three heartbeats may be lost on a busy machine before containers limit themselves.
     assert!(SCHEDULER_SILENCE_NS >= 4 * HEARTBEAT_INTERVAL_NS);
     assert!(IDLE_HEARTBEAT_INTERVAL_NS > HEARTBEAT_INTERVAL_NS);
-    assert!(TIME_CHUNK_NS < HEARTBEAT_INTERVAL_NS);
+    assert!(DEFAULT_RUN_AHEAD_NS < HEARTBEAT_INTERVAL_NS);
     assert!(MEMORY_UNIT.is_power_of_two());
     assert!(SLOT_COUNT <= 1 << ACCOUNT_SLOT_BITS && SLOT_COUNT.is_multiple_of(64));
+    // An entry of the marker directory holds a slot, counted from one, and a GPU.
+    assert!(SLOT_COUNT < 1 << 16 && MAX_GPUS <= 1 << 16);
     // The two kinds of locks conflict with each other, so their ranges must not overlap.
     assert!(LIVENESS_LOCKS_AT + RECLAIM_LOCK_SLOT as u64 <= PID_LOCKS_AT);
     // Policy bits do not overlap.

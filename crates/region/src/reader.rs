@@ -4,13 +4,16 @@
 use crate::USAGE_FILE;
 use crate::error::RegionError;
 use crate::layout::{
-    ConfirmedOperations, GpuAccount, GpuTimeAccount, OccupiedSlots, ProcessIdentity, ProcessLane,
-    ProcessSlot, USAGE_SIZE, UsageFile, UsageHeader,
+    ConfirmedOperations, GpuAccount, GpuTimeAccount, MARKERS_OFFSET, OccupiedSlots, ProcessIdentity,
+    ProcessLane, ProcessSlot, USAGE_SIZE, UsageFile, UsageHeader,
 };
 use crate::liveness_lock::LivenessLocks;
+use crate::markers::{ActivitySample, DIRECTORY_LENGTH, MarkerArea, PageOwner};
 use crate::memory_account::{AccountWord, MEMORY_UNIT, SlotValues};
 use crate::mmap::{self, number};
-use crate::protocol::{LIVENESS_LOCKS_AT, MAX_GPUS, PID_LOCKS_AT, SLOT_COUNT};
+use crate::protocol::{
+    LIVENESS_LOCKS_AT, MARKER_PAGE_COUNT, MARKER_PAGE_SIZE, MAX_GPUS, PID_LOCKS_AT, SLOT_COUNT,
+};
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
@@ -24,6 +27,8 @@ pub struct UsageReader {
     path: PathBuf,
     /// The user that the daemon gave the file to, if it manages the region.
     owner: Option<u32>,
+    /// The length of the file in the region's layout, whatever the file itself contains.
+    size: usize,
 }
 
 /// Usage of a container's processes at one time.
@@ -50,33 +55,32 @@ pub struct GpuUsage {
     pub refusals: u64,
     /// Nanoseconds that threads waited for a turn.
     pub throttled: u64,
-    /// Nanoseconds of GPU time that were submitted.
+    /// Nanoseconds of GPU time by the container's own account: all of it in layouts 1 and 2, and in layout 3 what was
+    /// accounted while there was no turn scheduler.
     pub spent: u64,
     /// Incremented whenever a process begins to wait for a turn.
     pub doorbell: u32,
 }
 
-/// A container's demand for one GPU's time. Any of it may be forged: bound it before use.
+/// What a container does with one GPU's compute at one time. Any of it may be forged: bound it before use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ComputeDemand {
-    /// Nanoseconds of GPU time that were submitted in total.
-    pub spent: u64,
-    /// Incremented whenever a process begins to wait for a turn.
+pub struct ComputeActivity {
+    /// Incremented whenever a process begins to wait for a turn, or to work unwatched.
     pub doorbell: u32,
     /// Number of threads of live processes that wait for a turn.
     pub waiting: u32,
-    /// Time until which the submitted work of live processes will run, as they predict; zero or in the past if nothing
-    /// runs.
-    pub busy_until: u64,
+    /// Whether streams of live processes occupy the GPU.
+    pub streams: ActivitySample,
 }
 
-/// Sample of a container's doorbell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DoorbellSample {
-    /// Nanoseconds of GPU time that were submitted in total.
-    pub(crate) spent: u64,
-    /// Incremented whenever a process begins to wait for a turn.
-    pub(crate) doorbell: u32,
+/// The processes of a container on one GPU: which slots to read, and which marker pages. The list changes rarely, and is
+/// kept between reads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ActiveProcesses {
+    /// Occupied slots of live processes.
+    slots: Vec<usize>,
+    /// Marker pages of these processes for the GPU.
+    pages: Vec<usize>,
 }
 
 /// Most threads that a process can have: the kernel has no more pids.
@@ -197,21 +201,22 @@ impl UsageReader {
     /// Opens `usage` of the region in `folder`, of any supported layout.
     pub fn open(folder: &Path) -> Result<Self, RegionError> {
         let (file, path) = Self::open_file(folder)?;
-        mmap::check::<UsageFile>(&file, &path)?;
-        Ok(Self::of_file(file, path, None))
+        let size = mmap::check::<UsageFile>(&file, &path)?.usage_size();
+        Ok(Self::of_file(file, path, None, size))
     }
 
-    /// Opens the `usage` that belongs to a `limits` of a supported layout, and that the daemon gave to `user`.
+    /// Opens the `usage` that belongs to a `limits` of a supported layout, in which it has `size` bytes, and that the
+    /// daemon gave to `user`.
     ///
     /// Contents and owner are not verified where only the daemon can put files into the directory: the container can
     /// change both, and could otherwise end its own audit with one write. Each snapshot then has a [`Forgery`].
-    pub(crate) fn open_managed(folder: &Path, user: u32) -> Result<Self, RegionError> {
+    pub(crate) fn open_managed(folder: &Path, user: u32, size: usize) -> Result<Self, RegionError> {
         let (file, path) = Self::open_file(folder)?;
         mmap::check_regular(&file, &path)?;
         if !mmap::is_private_directory(folder)? {
             mmap::check_owner(&file, &path, user)?;
         }
-        Ok(Self::of_file(file, path, Some(user)))
+        Ok(Self::of_file(file, path, Some(user), size))
     }
 
     fn open_file(folder: &Path) -> Result<(File, PathBuf), RegionError> {
@@ -219,8 +224,8 @@ impl UsageReader {
         Ok((mmap::open(&path, false)?, path))
     }
 
-    fn of_file(file: File, path: PathBuf, owner: Option<u32>) -> Self {
-        Self { alive: LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT), path, owner }
+    fn of_file(file: File, path: PathBuf, owner: Option<u32>, size: usize) -> Self {
+        Self { alive: LivenessLocks::in_one_file(file, LIVENESS_LOCKS_AT, PID_LOCKS_AT), path, owner, size }
     }
 
     pub(crate) fn file(&self) -> &File {
@@ -231,19 +236,76 @@ impl UsageReader {
         &self.path
     }
 
-    /// Reads the few words that show whether processes of the container wait for a turn; `None` if the file was
-    /// truncated.
-    pub(crate) fn doorbell(&self, gpu: usize) -> Option<DoorbellSample> {
-        const LENGTH: usize = offset_of!(GpuTimeAccount, doorbell) + 4;
-        let at =
-            offset_of!(UsageFile, accounts) + gpu * size_of::<GpuAccount>() + offset_of!(GpuAccount, time);
-        let mut bytes = [0; LENGTH];
+    /// Reads the word that processes increment when they begin to wait; `None` if the file was truncated.
+    pub(crate) fn doorbell(&self, gpu: usize) -> Option<u32> {
+        let at = offset_of!(UsageFile, accounts)
+            + gpu * size_of::<GpuAccount>()
+            + offset_of!(GpuAccount, time)
+            + offset_of!(GpuTimeAccount, doorbell);
+        let mut bytes = [0; 4];
         self.file().read_exact_at(&mut bytes, at as u64).ok()?;
-        Some(DoorbellSample {
-            spent: number(&bytes, offset_of!(GpuTimeAccount, spent), 8),
-            // Four bytes were read.
-            doorbell: number(&bytes, offset_of!(GpuTimeAccount, doorbell), 4) as u32,
-        })
+        Some(u32::from_le_bytes(bytes))
+    }
+
+    /// Lists the live processes of the container and their marker pages for a GPU.
+    pub(crate) fn list_active(&self, gpu: usize, active: &mut ActiveProcesses) -> Result<(), RegionError> {
+        let start = self.read_header()?;
+        let ActiveProcesses { slots, pages } = active;
+        slots.clear();
+        pages.clear();
+        slots.extend(occupied(&start).filter(|&slot| self.alive.is_alive(slot)));
+        if self.size < USAGE_SIZE {
+            return Ok(());
+        }
+        let mut directory = [0; DIRECTORY_LENGTH];
+        self.read_at(&mut directory, MARKERS_OFFSET)?;
+        let owner = |page: usize| PageOwner::unpack(number(&directory, page * size_of::<u32>(), 4) as u32);
+        pages.extend((0..MARKER_PAGE_COUNT).filter(|&page| {
+            owner(page).is_some_and(|owner| owner.gpu == gpu && slots.contains(&owner.slot))
+        }));
+        Ok(())
+    }
+
+    /// Reads what these processes do on a GPU, in a few small reads.
+    pub(crate) fn activity(
+        &self,
+        gpu: usize,
+        active: &ActiveProcesses,
+    ) -> Result<ComputeActivity, RegionError> {
+        let doorbell = self.doorbell(gpu).ok_or_else(|| self.truncated())?;
+        let mut activity = ComputeActivity { doorbell, ..ComputeActivity::default() };
+        for slot in &active.slots {
+            let at = SLOTS_OFFSET
+                + slot * size_of::<ProcessSlot>()
+                + offset_of!(ProcessSlot, lanes)
+                + gpu * size_of::<ProcessLane>()
+                + offset_of!(ProcessLane, waiting);
+            let mut waiting = [0; 4];
+            self.read_at(&mut waiting, at)?;
+            let waiting = u32::from_le_bytes(waiting).min(MAX_THREADS_PER_PROCESS);
+            activity.waiting = activity.waiting.saturating_add(waiting);
+        }
+        for page in &active.pages {
+            let mut bytes = [0; MARKER_PAGE_SIZE];
+            let at = MARKERS_OFFSET + offset_of!(MarkerArea, pages) + page * MARKER_PAGE_SIZE;
+            self.read_at(&mut bytes, at)?;
+            activity.streams.merge(&ActivitySample::of_page(&bytes));
+        }
+        Ok(activity)
+    }
+
+    /// Reads what the container does with a GPU's compute.
+    pub fn gpu_activity(&self, gpu: usize) -> Result<ComputeActivity, RegionError> {
+        if gpu >= MAX_GPUS {
+            return Ok(ComputeActivity::default());
+        }
+        let mut active = ActiveProcesses::default();
+        self.list_active(gpu, &mut active)?;
+        self.activity(gpu, &active)
+    }
+
+    fn truncated(&self) -> RegionError {
+        RegionError::damaged(&self.path, "it has been truncated")
     }
 
     /// Truncates the file to its proper length if it was made longer, or had blocks allocated beyond its end, because
@@ -252,13 +314,13 @@ impl UsageReader {
         let examine = |file: &File| {
             let data = file.metadata().map_err(|error| RegionError::io("examine", &self.path, error))?;
             Ok::<_, RegionError>((
-                data.len().saturating_sub(USAGE_SIZE as u64),
+                data.len().saturating_sub(self.size as u64),
                 data.blocks().saturating_mul(512),
             ))
         };
         let own = self.alive.file();
         let (longer, room) = examine(own)?;
-        if longer == 0 && room <= USAGE_SIZE as u64 + MAX_PREALLOCATED_BYTES {
+        if longer == 0 && room <= self.size as u64 + MAX_PREALLOCATED_BYTES {
             return Ok(None);
         }
         let file = mmap::open(&self.path, true)?;
@@ -267,35 +329,11 @@ impl UsageReader {
         }
         // To its proper length and not below, whatever was done to it meanwhile: processes that have it mapped would be
         // killed.
-        file.set_len(USAGE_SIZE as u64).map_err(|error| RegionError::io("truncate", &self.path, error))?;
+        file.set_len(self.size as u64).map_err(|error| RegionError::io("truncate", &self.path, error))?;
         let (_, left) = examine(&file)?;
         // Some file systems allocate more for every file than assumed here; that is not the container's doing.
         let back = longer.max(room.saturating_sub(left));
         Ok((back > 0).then_some(back))
-    }
-
-    /// Reads what the turn scheduler needs, in a few small reads. `now` is on the monotonic clock.
-    pub fn demand(&self, gpu: usize, now: u64) -> Result<ComputeDemand, RegionError> {
-        let mut demand = ComputeDemand::default();
-        if gpu >= MAX_GPUS {
-            return Ok(demand);
-        }
-        let start = self.read_header()?;
-        let account = GpuUsage::from_account(|offset, length| account_number(&start, gpu, offset, length));
-        (demand.spent, demand.doorbell) = (account.spent, account.doorbell);
-        for slot in occupied(&start) {
-            let mut lane = [0; size_of::<ProcessLane>()];
-            let lanes = SLOTS_OFFSET + slot * size_of::<ProcessSlot>() + offset_of!(ProcessSlot, lanes);
-            self.read_at(&mut lane, lanes + gpu * size_of::<ProcessLane>())?;
-            let waiting = number(&lane, offset_of!(ProcessLane, waiting), 4) as u32;
-            let busy_until = number(&lane, offset_of!(ProcessLane, busy_until), 8);
-            // Dead processes neither wait nor compute, and most live ones do neither.
-            if (waiting > 0 || busy_until > now) && self.alive.is_alive(slot) {
-                demand.waiting = demand.waiting.saturating_add(waiting.min(MAX_THREADS_PER_PROCESS));
-                demand.busy_until = demand.busy_until.max(busy_until);
-            }
-        }
-        Ok(demand)
     }
 
     /// Reads the usage of all GPUs and processes.
@@ -400,7 +438,7 @@ impl UsageReader {
 
     fn read_at(&self, bytes: &mut [u8], at: usize) -> Result<(), RegionError> {
         self.alive.file().read_exact_at(bytes, at as u64).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => RegionError::damaged(&self.path, "it has been truncated"),
+            io::ErrorKind::UnexpectedEof => self.truncated(),
             _ => RegionError::io("read", &self.path, error),
         })
     }

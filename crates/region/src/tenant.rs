@@ -5,8 +5,11 @@
 
 use crate::error::{RegionError, ReservationRefused};
 use crate::failpoint::point;
-use crate::layout::{GpuAccount, GpuLimits, LayoutVersion, LimitsFile, ProcessLane, ProcessSlot, UsageFile};
+use crate::layout::{
+    GpuAccount, GpuLimits, LayoutVersion, LimitsFile, MARKERS_OFFSET, ProcessLane, ProcessSlot, UsageFile,
+};
 use crate::liveness_lock::LivenessLocks;
+use crate::markers::{ActivitySample, MarkerArea, MarkerPage, PageOwner};
 use crate::memory_account::{self, MEMORY_UNIT, MemoryAccount, SlotTable, SlotWords, UNLIMITED, units};
 use crate::mmap::{self, MappedFile};
 use crate::owner::{self, RegionPolicy};
@@ -15,7 +18,7 @@ use crate::protocol::{
 };
 use crate::{LIMITS_FILE, USAGE_FILE, futex};
 use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::array;
 use std::mem::offset_of;
 use std::os::unix::fs::MetadataExt;
@@ -29,6 +32,9 @@ pub struct RegionTenant {
     limits: MappedFile<LimitsFile>,
     layout: LayoutVersion,
     usage: MappedFile<UsageFile>,
+    /// In layouts without markers, memory of this process: it limits its own rate by them.
+    markers: MappedFile<MarkerArea>,
+    has_shared_markers: bool,
     alive: LivenessLocks,
     slot: usize,
     /// Ensures that one thread at a time changes this process's lane on a GPU.
@@ -84,9 +90,16 @@ impl RegionTenant {
         drop(file);
         let path = folder.join(USAGE_FILE);
         let file = mmap::open(&path, true)?;
-        mmap::check::<UsageFile>(&file, &path)?;
+        let has_markers = mmap::check::<UsageFile>(&file, &path)?.has_markers();
         mmap::allocate(&file, &path, 0, offset_of!(UsageFile, slots))?;
         let usage = MappedFile::new(&file, &path, true)?;
+        let has_shared_markers = has_markers && layout.has_markers();
+        let markers = if has_shared_markers {
+            mmap::allocate(&file, &path, MARKERS_OFFSET, offset_of!(MarkerArea, pages))?;
+            MappedFile::new(&file, &path, true)?
+        } else {
+            MappedFile::private(&path)?
+        };
         let mapped = mmap::identity(&file, &path)?;
         drop(file);
         // Opened a second time for the locks. A mapping keeps its open file description, and a forked child inherits
@@ -101,6 +114,8 @@ impl RegionTenant {
             limits,
             layout,
             usage,
+            markers,
+            has_shared_markers,
             alive,
             // No slot yet.
             slot: SLOT_COUNT,
@@ -142,6 +157,7 @@ impl RegionTenant {
         point("slot.locked");
         self.alive.publish_pid(self.slot);
         let Some(slot) = self.usage.slots.get(self.slot) else { return };
+        self.return_marker_pages_of(self.slot);
         // A slot without a mark holds nothing, unless it was forged.
         for gpu in 0..MAX_GPUS {
             self.clear_lane(self.slot, gpu);
@@ -409,6 +425,7 @@ impl RegionTenant {
         for gpu in 0..MAX_GPUS {
             self.clear_lane(slot, gpu);
         }
+        self.return_marker_pages_of(slot);
         if let Some(slot) = self.usage.slots.get(slot) {
             slot.identity.pid.store(0, Release);
         }
@@ -426,6 +443,86 @@ impl RegionTenant {
         if let Some(account) = self.account(slot, gpu) {
             account.release_all();
         }
+    }
+
+    /// Returns whether the turn scheduler can read this process's markers. Otherwise only the process itself can.
+    #[must_use]
+    pub fn has_shared_markers(&self) -> bool {
+        self.has_shared_markers
+    }
+
+    /// Returns whether launches on a GPU must look at the turn.
+    #[inline]
+    #[must_use]
+    pub fn is_gated(&self, gpu: usize) -> bool {
+        let limits = self.limits(gpu);
+        if self.layout.has_markers() { limits.is_gated() } else { limits.waits_for_turns() }
+    }
+
+    /// Takes a free marker page for this process's streams on a GPU; `None` if there is none.
+    #[must_use]
+    pub fn take_marker_page(&self, gpu: usize) -> Option<&MarkerPage> {
+        let markers = Some(&self.markers).filter(|_| self.is_own() && gpu < MAX_GPUS)?;
+        let owner = PageOwner { slot: self.slot, gpu }.pack();
+        futex::preserve_errno(|| {
+            for (index, (entry, page)) in markers.directory.0.iter().zip(&markers.pages).enumerate() {
+                if entry.load(Relaxed) != 0 {
+                    continue;
+                }
+                let at = MARKERS_OFFSET + offset_of!(MarkerArea, pages) + index * size_of::<MarkerPage>();
+                if self.has_shared_markers {
+                    let length = size_of::<MarkerPage>();
+                    mmap::allocate(self.alive.file(), Path::new(USAGE_FILE), at, length).ok()?;
+                }
+                if entry.compare_exchange(0, owner, AcqRel, Relaxed).is_ok() {
+                    point("page.taken");
+                    page.clear();
+                    return Some(page);
+                }
+            }
+            None
+        })
+    }
+
+    /// Gives up a marker page.
+    pub fn return_marker_page(&self, page: &MarkerPage) {
+        if !self.is_own() {
+            return;
+        }
+        for (entry, other) in self.markers.directory.0.iter().zip(&self.markers.pages) {
+            if std::ptr::eq(other, page) {
+                page.clear();
+                entry.store(0, Release);
+            }
+        }
+    }
+
+    fn return_marker_pages_of(&self, slot: usize) {
+        let markers = &self.markers;
+        for (entry, page) in markers.directory.0.iter().zip(&markers.pages) {
+            let word = entry.load(Acquire);
+            if PageOwner::unpack(word).is_some_and(|owner| owner.slot == slot) {
+                page.clear();
+                point("page.cleared");
+                // The slot's lock is held, so no other process changes the entry.
+                entry.store(0, Release);
+                point("page.returned");
+            }
+        }
+    }
+
+    /// Returns what the streams of all processes of the container do on a GPU, for a container that limits its own
+    /// rate. Without shared markers, only those of this process.
+    #[must_use]
+    pub fn activity(&self, gpu: usize) -> ActivitySample {
+        let mut sample = ActivitySample::default();
+        let markers = &self.markers;
+        for (entry, page) in markers.directory.0.iter().zip(&markers.pages) {
+            if PageOwner::unpack(entry.load(Acquire)).is_some_and(|owner| owner.gpu == gpu) {
+                page.streams().for_each(|stream| stream.sample(&mut sample));
+            }
+        }
+        sample
     }
 
     fn mark(&self, slot: usize, occupied: bool) {

@@ -1,6 +1,7 @@
 //! Tests that need to read or corrupt the contents of the files.
 
 mod layout_versions;
+mod marker_pages;
 mod memory_account;
 mod reader;
 mod tenant;

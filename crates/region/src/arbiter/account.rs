@@ -1,83 +1,65 @@
-//! The turn scheduler's account of one container: its credit, its debt, and how it has used its turns.
+//! The turn scheduler's account of one container on one GPU: its credit and debt, and how it has used its turns.
 
 use super::credit::TimeCredit;
-use super::tuning;
+use super::{MILLI, tuning};
 use crate::protocol::WHOLE_GPU;
 
-/// One container's state on one GPU, as polled. The daemon sets `cores`, `ceiling` and `priority`. The other fields
-/// come from the container's own processes and may have any value.
+/// Shares of a container on one GPU, in thousandths of a percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ContainerView {
-    /// Guaranteed compute, in thousandths of a percent of the GPU's time.
-    pub cores: u32,
-    /// Compute that the container may reach with time that others leave unused; equal to `cores` in hard mode.
-    pub ceiling: u32,
-    /// Priority among containers that want the same turn: the higher goes first.
-    pub priority: u32,
-    /// Whether a thread of the container waits for a turn.
-    pub waiting: bool,
-    /// Time at which everything that it submitted is predicted to have run, on the clock of `now`.
-    pub busy_until: u64,
-    /// GPU time charged in total, in nanoseconds.
-    pub spent: u64,
+pub(super) struct ComputeShare {
+    cores: u32,
+    ceiling: u32,
 }
 
-impl ContainerView {
-    pub(super) fn cores(&self) -> u32 {
-        self.cores.min(WHOLE_GPU)
+impl ComputeShare {
+    /// Returns the share; values that contradict each other are adjusted.
+    pub(super) fn new(cores: u32, ceiling: u32) -> Self {
+        let cores = cores.min(WHOLE_GPU);
+        Self { cores, ceiling: ceiling.clamp(cores, WHOLE_GPU) }
     }
 
-    pub(super) fn ceiling(&self) -> u32 {
-        self.ceiling.clamp(self.cores(), WHOLE_GPU)
+    pub(super) fn cores(self) -> u32 {
+        self.cores
+    }
+
+    pub(super) fn has_ceiling(self) -> bool {
+        self.ceiling < WHOLE_GPU
+    }
+
+    /// Weighs lent time: it counts less for a container with a larger guarantee.
+    fn weighted(self, nanos: u64) -> u64 {
+        nanos.saturating_mul(u64::from(WHOLE_GPU)) / u64::from(self.cores.max(WHOLE_GPU / 100))
     }
 }
 
-/// Counts of reported values that cannot be true.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Anomalies {
-    /// How often `spent` fell by more than corrections explain.
-    pub backwards: u64,
-    /// How often `spent` rose by more than ten seconds between two polls.
-    pub leaps: u64,
+/// Where time is booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnClass {
+    /// By its guarantee.
+    Guaranteed,
+    /// Time that no container claims now.
+    Lent,
+}
+
+/// How long turns and handovers are on a GPU now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    pub(super) max_guaranteed_turn: u64,
+    pub(super) max_lent_turn: u64,
 }
 
 /// One container's credit and its observed behavior.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
+    share: ComputeShare,
     /// Guaranteed time that it has accrued and not used.
-    pub(super) guarantee: TimeCredit,
+    guarantee: TimeCredit,
     /// Time that its ceiling still allows it to use.
-    pub(super) headroom: TimeCredit,
+    headroom: TimeCredit,
     /// Lent time that it has used, divided by its weight: the container with the least goes first.
     pub(super) weighted_lent: u64,
-    pub(super) spent: u64,
-    /// Earliest time at which its work can end if it was charged correctly.
-    earliest_end: u64,
-    /// Latest time at which its work can end if it was charged correctly.
-    latest_end: u64,
-    /// `busy_until` as last reported.
-    busy_until: u64,
-    /// Nanoseconds that may still be charged without an announcement that work will run.
-    unannounced_allowance: i64,
-    /// Nanoseconds that were charged and may still be corrected downwards.
-    correctable: i64,
-    /// The part of `correctable` that a correction refunds: not the part that paid for time that others could have
-    /// used, whatever ran in it.
-    refundable: i64,
-    /// The part of `refundable` that was charged as lent time.
-    borrowed: i64,
-    /// Everything that was charged, minus refunds.
-    pub(super) charged: i64,
-    /// Nanoseconds for which it may still hold the GPU idle at no charge while it wakes up or prepares work. It earns
-    /// them by what it is charged.
-    idle_grace: i64,
-    pub(super) wanted: bool,
-    /// Its share as of the previous poll.
-    cores: u32,
-    ceiling: u32,
+    wanted: bool,
     idle_since: u64,
-    /// How long it may be without work in its turn before the turn passes on.
-    pub(super) idle_allowance: u64,
     /// How long it may take to wake up before its turn passes on.
     pub(super) wake_allowance: u64,
     /// Time before which it is not offered a turn, because it missed earlier ones.
@@ -85,20 +67,10 @@ pub(super) struct Account {
     missed_turns: u32,
     /// Time at which its last turn was opened.
     pub(super) last_turn_at: u64,
-    pub(super) anomalies: Anomalies,
+    /// Time that it was charged since launches were last allowed, and in the period before.
+    run: u64,
+    last_run: u64,
 }
-
-/// Upper bound of what a correction can refund, in nanoseconds: corrections come soon after the charge.
-const MAX_CORRECTION_NS: i64 = 100_000_000;
-
-/// Upper bound of charges without an announcement, in nanoseconds. The first kernels of a program have unknown lengths,
-/// and some are long.
-const MAX_UNANNOUNCED_NS: i64 = 50_000_000;
-
-/// Upper bound of the idle time at no charge: no container begins instantly, and the next one is called when the idle
-/// allowance ends.
-#[expect(clippy::cast_possible_wrap, reason = "a constant")]
-const MAX_IDLE_GRACE_NS: i64 = (tuning::MAX_IDLE_IN_TURN_NS + tuning::HANDOVER_LEAD_NS) as i64;
 
 /// Returns the portion of `nanos` that `rate` is of a whole GPU.
 fn portion(nanos: u64, rate: u32) -> u64 {
@@ -123,184 +95,134 @@ fn min_turn(rate: u32) -> u64 {
 }
 
 impl Account {
-    /// Opens the account of a new container. It begins with the credit of one that has been idle; time that was spent
-    /// under an earlier arbiter is not charged.
-    pub(super) fn new(now: u64, view: &ContainerView) -> Self {
+    /// Opens the account of a new container, with the credit of one that has been idle.
+    pub(super) fn new(now: u64, share: ComputeShare) -> Self {
         Self {
-            guarantee: TimeCredit::from_nanos(max_idle_credit(view.cores())),
-            headroom: TimeCredit::from_nanos(max_idle_credit(view.ceiling())),
+            share,
+            guarantee: TimeCredit::from_nanos(max_idle_credit(share.cores)),
+            headroom: TimeCredit::from_nanos(max_idle_credit(share.ceiling)),
             weighted_lent: 0,
-            spent: view.spent,
-            earliest_end: 0,
-            latest_end: now,
-            busy_until: view.busy_until,
-            unannounced_allowance: MAX_UNANNOUNCED_NS,
-            correctable: 0,
-            refundable: 0,
-            borrowed: 0,
-            charged: 0,
-            idle_grace: 0,
             wanted: false,
-            cores: view.cores(),
-            ceiling: view.ceiling(),
             idle_since: now,
-            idle_allowance: tuning::MAX_IDLE_IN_TURN_NS,
             wake_allowance: tuning::WAKE_ALLOWANCE_NS,
             skipped_until: 0,
             missed_turns: 0,
             last_turn_at: now,
-            anomalies: Anomalies::default(),
+            run: 0,
+            last_run: 0,
         }
     }
 
-    /// Returns its share as last polled, with all other fields zero.
-    pub(super) fn share(&self) -> ContainerView {
-        ContainerView { cores: self.cores, ceiling: self.ceiling, ..ContainerView::default() }
+    pub(super) fn share(&self) -> ComputeShare {
+        self.share
     }
 
-    /// Records the container's total and returns how much to charge: negative when costs were corrected downwards.
-    pub(super) fn record_spent(&mut self, spent: u64) -> i64 {
-        let limit = i64::try_from(tuning::MAX_DEBT_NS).unwrap_or(i64::MAX);
-        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
-        let grown = spent.wrapping_sub(self.spent) as i64;
-        self.spent = spent;
-        let grown = if grown > limit {
-            self.anomalies.leaps = self.anomalies.leaps.saturating_add(1);
-            limit
-        } else if grown < -self.correctable {
-            // A counter that restarted, or a forged value: no container is refunded more than it was charged.
-            self.anomalies.backwards = self.anomalies.backwards.saturating_add(1);
-            0
-        } else {
-            grown
-        };
-        self.correctable = self.correctable.saturating_add(grown).min(MAX_CORRECTION_NS);
-        let grown = grown.max(-self.refundable);
-        self.refundable = self.refundable.saturating_add(grown).min(MAX_CORRECTION_NS);
-        self.idle_grace = self.idle_grace.saturating_add(grown).clamp(-MAX_CORRECTION_NS, MAX_IDLE_GRACE_NS);
-        self.charged = self.charged.wrapping_add(grown);
-        grown
+    /// Returns whether it waited for time or used some when last polled.
+    pub(super) fn wanted(&self) -> bool {
+        self.wanted
     }
 
-    /// Books an amount from [`record_spent`](Self::record_spent): to lent time if the container's turn is lent, else to
-    /// the guarantee. A refund goes back to where the charge was booked.
-    pub(super) fn charge(&mut self, view: &ContainerView, grown: i64, lent: bool) {
-        self.headroom.spend(grown);
-        let lent = match grown {
-            0.. if lent => grown,
-            0.. => 0,
-            _ => grown.max(-self.borrowed),
-        };
-        self.borrowed = (self.borrowed + lent).min(self.refundable);
-        self.add_lent_time(view, lent);
-        if view.cores() > 0 {
-            self.guarantee.spend(grown - lent);
-        }
+    /// Returns unused guaranteed time in nanoseconds; debt is negative.
+    pub(super) fn credit(&self) -> i64 {
+        self.guarantee.nanos()
     }
 
-    /// Settles time for which the container held the GPU while others could have used it: `paid` nanoseconds were
-    /// charged for `held`. Returns what is still owed. What paid for held time is not refunded later; otherwise a
-    /// container could announce work, make all others wait for it, and then report that there was none.
-    pub(super) fn settle_held_time(&mut self, held: i64, paid: i64) -> i64 {
-        let free = held.min(self.idle_grace).max(0);
-        self.idle_grace -= free;
-        let due = held - free;
-        let missing = (due - paid).clamp(0, due.max(0));
-        self.refundable = (self.refundable - (due - missing)).max(0);
-        self.borrowed = self.borrowed.min(self.refundable);
-        missing
+    fn max_debt(&self) -> u64 {
+        tuning::MAX_DEBT_NS.max(self.last_run.max(self.run).saturating_mul(tuning::MAX_DEBT_TURNS))
     }
 
-    /// Records that work of length `grown` was submitted between `last` and `now`.
-    pub(super) fn record_submission(&mut self, last: u64, now: u64, view: &ContainerView, grown: i64) {
-        if grown > 0 {
-            // A cost that turned out higher is charged after the work has run, so there is nothing to wait for. A
-            // container that reports this for much of its work is not trusted: it lies, or several of its processes
-            // each assume that they have the GPU alone.
-            let announced = view.busy_until.saturating_sub(self.busy_until.max(last));
-            let announced = i64::try_from(announced).unwrap_or(i64::MAX).min(grown);
-            let unannounced = grown - announced;
-            let ahead = if unannounced <= self.unannounced_allowance { announced } else { grown };
-            self.unannounced_allowance =
-                (self.unannounced_allowance - (grown - ahead) + announced / 64).min(MAX_UNANNOUNCED_NS);
-            if ahead > 0 {
-                self.earliest_end = self.earliest_end.max(last).saturating_add_signed(ahead);
+    /// Charges time in a turn of this class.
+    pub(super) fn charge(&mut self, nanos: u64, class: TurnClass) {
+        self.run = self.run.saturating_add(nanos);
+        let max_debt = self.max_debt();
+        self.headroom.spend(nanos, max_debt);
+        match class {
+            TurnClass::Guaranteed if self.share.cores > 0 => self.guarantee.spend(nanos, max_debt),
+            TurnClass::Guaranteed | TurnClass::Lent => {
+                self.weighted_lent = self.weighted_lent.saturating_add(self.share.weighted(nanos));
             }
-            self.busy_until = view.busy_until;
-            self.latest_end = self.latest_end.max(now).saturating_add_signed(grown);
-            self.missed_turns = 0;
-        } else {
-            self.earliest_end = self.earliest_end.saturating_add_signed(grown);
-            self.latest_end = self.latest_end.saturating_add_signed(grown);
         }
     }
 
-    /// Returns when its work will have run: its own prediction, as far as its charges support it. So no container can
-    /// hold a GPU for longer than it pays for, and the work of several processes that each assume to be alone does not
-    /// overlap the next turn.
-    pub(super) fn predicted_end(&self, view: &ContainerView) -> u64 {
-        view.busy_until.min(self.latest_end).max(self.earliest_end)
+    /// Charges time while containers take no turns: what exceeds the guarantee was lent.
+    pub(super) fn charge_unscheduled(&mut self, nanos: u64) {
+        let guaranteed = nanos.min(u64::try_from(self.guarantee.nanos()).unwrap_or(0));
+        if guaranteed > 0 {
+            self.charge(guaranteed, TurnClass::Guaranteed);
+        }
+        if nanos > guaranteed {
+            self.charge(nanos - guaranteed, TurnClass::Lent);
+        }
+    }
+
+    /// Charges time that was used without being accounted for: the guarantee goes into debt for it, up to the bound.
+    pub(super) fn charge_unaccounted(&mut self, nanos: u64) {
+        // It was not charged to the current run, so it does not raise the bound.
+        let max_debt = self.max_debt();
+        self.headroom.spend(nanos, max_debt);
+        if self.share.cores > 0 {
+            self.guarantee.spend(nanos, max_debt);
+        } else {
+            self.weighted_lent = self.weighted_lent.saturating_add(self.share.weighted(nanos));
+        }
+    }
+
+    /// Catches up with the lent time that others have used meanwhile: a container has no claim on past lent time.
+    pub(super) fn join_lending(&mut self, weighted_lent: u64) {
+        self.weighted_lent = self.weighted_lent.max(weighted_lent);
     }
 
     /// Accrues credit at the rates of the previous poll, up to the caps of the current share. `owed` is the time that
     /// counts for guarantees, `passed` the time that counts for ceilings.
-    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, view: &ContainerView, wants: bool) {
-        let (cores, ceiling) = (view.cores(), view.ceiling());
+    pub(super) fn accrue(&mut self, now: u64, owed: u64, passed: u64, share: ComputeShare, wants: bool) {
         if wants {
             self.idle_since = now;
         }
         // A container that begins to want time only now did not want it in the time that has passed.
         let cap = if wants && self.wanted { max_waiting_credit } else { max_idle_credit };
         self.wanted = wants;
-        self.guarantee.accrue(owed, self.cores, cap(cores));
-        self.headroom.accrue(passed, self.ceiling, cap(ceiling));
-        (self.cores, self.ceiling) = (cores, ceiling);
+        self.guarantee.accrue(owed, self.share.cores, cap(share.cores));
+        self.headroom.accrue(passed, self.share.ceiling, cap(share.ceiling));
+        self.share = share;
         let kept = if now.saturating_sub(self.idle_since) > tuning::MAX_CREDIT_AGE_IDLE_NS {
             max_idle_credit
         } else {
             max_waiting_credit
         };
-        self.guarantee.limit_to(kept(cores));
-        self.headroom.limit_to(kept(ceiling));
+        self.guarantee.limit_to(kept(share.cores));
+        self.headroom.limit_to(kept(share.ceiling));
     }
 
     /// Returns the turn that its guarantee entitles it to now. Any credit is good for a whole turn, and the rest
     /// becomes debt, so that the GPU is not idle because every container has only a little.
-    pub(super) fn guaranteed_turn(&self, view: &ContainerView) -> Option<u64> {
+    pub(super) fn guaranteed_turn(&self, pace: &Pace) -> Option<u64> {
         let held = u64::try_from(self.guarantee.nanos()).ok()?;
-        (view.cores() > 0 && held > 0)
-            .then(|| held.max(self.min_worthwhile_turn(view.cores())).min(tuning::MAX_GUARANTEED_TURN_NS))
+        let rate = self.share.cores;
+        let shortest =
+            min_turn(rate).max(portion(pace.max_guaranteed_turn, rate).min(max_waiting_credit(rate)));
+        (rate > 0 && held > 0).then(|| held.max(shortest).min(pace.max_guaranteed_turn))
     }
 
     /// Returns the turn that it may have of time that no container claims.
-    pub(super) fn lent_turn(&self, view: &ContainerView) -> Option<u64> {
-        let (cores, ceiling) = (view.cores(), view.ceiling());
-        if ceiling >= WHOLE_GPU {
-            return Some(tuning::MAX_LENT_TURN_NS);
+    pub(super) fn lent_turn(&self, pace: &Pace) -> Option<u64> {
+        let ComputeShare { cores, ceiling } = self.share;
+        if !self.share.has_ceiling() {
+            return Some(pace.max_lent_turn);
         }
         let held = u64::try_from(self.headroom.nanos()).ok()?;
-        (ceiling > cores && held > 0).then(|| held.max(min_turn(ceiling)).min(tuning::MAX_LENT_TURN_NS))
-    }
-
-    /// Returns the shortest turn that is worth waking it for: long enough to pay for the time that it takes to wake up.
-    fn min_worthwhile_turn(&self, rate: u32) -> u64 {
-        let longer = self
-            .wake_allowance
-            .saturating_sub(tuning::WAKE_ALLOWANCE_NS)
-            .saturating_mul(tuning::SLOW_WAKER_TURN_FACTOR);
-        min_turn(rate).max(longer.min(max_waiting_credit(rate)))
+        (ceiling > cores && held > 0).then(|| held.max(min_turn(ceiling)).min(pace.max_lent_turn))
     }
 
     /// Returns how long its guarantee took to accrue the unused credit: how far it is behind its share. Negative if it
     /// is ahead.
-    pub(super) fn lag(&self, view: &ContainerView) -> i64 {
-        self.guarantee.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(view.cores().max(1))
+    pub(super) fn lag(&self) -> i64 {
+        self.guarantee.nanos().saturating_mul(i64::from(WHOLE_GPU)) / i64::from(self.share.cores.max(1))
     }
 
     /// Returns how long it takes until it may have a turn if no other container waits for one.
-    pub(super) fn eligible_in(&self, view: &ContainerView) -> Option<u64> {
-        let (cores, ceiling) = (view.cores(), view.ceiling());
-        if ceiling >= WHOLE_GPU {
+    pub(super) fn eligible_in(&self) -> Option<u64> {
+        let ComputeShare { cores, ceiling } = self.share;
+        if !self.share.has_ceiling() {
             return Some(0);
         }
         let guarantee = (cores > 0).then(|| self.guarantee.time_until(1, cores)).flatten();
@@ -308,18 +230,19 @@ impl Account {
         guarantee.into_iter().chain(headroom).min()
     }
 
-    /// Weighs lent time: it counts less for a container with a larger guarantee.
-    pub(super) fn weighted(view: &ContainerView, nanos: u64) -> u64 {
-        nanos.saturating_mul(u64::from(WHOLE_GPU)) / u64::from(view.cores().max(WHOLE_GPU / 100))
+    /// Returns the nanoseconds that it may still use below its ceiling; `None` if it has no ceiling.
+    pub(super) fn budget(&self) -> Option<u64> {
+        self.share.has_ceiling().then(|| u64::try_from(self.headroom.nanos()).unwrap_or(0))
     }
 
-    /// Adds lent time; a negative amount refunds it.
-    pub(super) fn add_lent_time(&mut self, view: &ContainerView, nanos: i64) {
-        let weighted = Self::weighted(view, nanos.unsigned_abs());
-        self.weighted_lent = match nanos {
-            0.. => self.weighted_lent.saturating_add(weighted),
-            _ => self.weighted_lent.saturating_sub(weighted),
-        };
+    /// Returns how long it takes until its ceiling allows a worthwhile amount of work again.
+    pub(super) fn budget_in(&self) -> Option<u64> {
+        self.headroom.time_until(min_turn(self.share.ceiling), self.share.ceiling)
+    }
+
+    /// Returns whether its ceiling allows a worthwhile amount of work.
+    pub(super) fn has_worthwhile_budget(&self) -> bool {
+        self.budget().is_none_or(|budget| budget >= min_turn(self.share.ceiling))
     }
 
     /// Records that it used its turn, `after` nanoseconds after it was opened.
@@ -327,13 +250,42 @@ impl Account {
         let less = self.wake_allowance - self.wake_allowance / 16;
         self.wake_allowance =
             less.max(after.saturating_mul(2)).clamp(tuning::WAKE_ALLOWANCE_NS, tuning::MAX_WAKE_ALLOWANCE_NS);
+        self.missed_turns = 0;
     }
 
     /// Records that it missed its turn. The more often it does, the more rarely it is offered one, and the longer it is
     /// waited for.
     pub(super) fn record_missed_turn(&mut self, now: u64) {
         self.wake_allowance = self.wake_allowance.saturating_mul(2).min(tuning::MAX_WAKE_ALLOWANCE_NS);
-        self.skipped_until = now.saturating_add((20 * super::MILLI) << self.missed_turns.min(5));
+        self.skipped_until = now.saturating_add((MILLI / 2) << self.missed_turns.min(12));
         self.missed_turns = self.missed_turns.saturating_add(1);
+    }
+
+    /// Begins a period in which launches are allowed.
+    pub(super) fn begin_run(&mut self) {
+        if self.run > 0 {
+            self.last_run = self.run;
+            self.run = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unaccounted_time_becomes_debt_up_to_the_bound() {
+        let mut account = Account::new(0, ComputeShare::new(30_000, 30_000));
+        let credit = account.credit();
+        account.charge_unaccounted(1_000);
+        assert_eq!(account.credit(), credit - 1_000);
+        assert_eq!(account.budget(), Some(u64::try_from(credit).unwrap() - 1_000), "its ceiling, too");
+        account.charge_unaccounted(60_000 * MILLI);
+        assert_eq!(account.credit(), -i64::try_from(tuning::MAX_DEBT_NS).unwrap());
+        // Without a guarantee, other containers go first.
+        let mut account = Account::new(0, ComputeShare::new(0, WHOLE_GPU));
+        account.charge_unaccounted(MILLI);
+        assert_eq!((account.credit(), account.weighted_lent), (0, 100 * MILLI));
     }
 }

@@ -1,6 +1,5 @@
 //! Credit: time that was accrued and not yet used, in nanoseconds with a resolution of a hundred-thousandth.
 
-use super::tuning;
 use crate::protocol::WHOLE_GPU;
 
 /// Time that accrues at a rate and is spent at will. A negative balance is debt.
@@ -39,12 +38,11 @@ impl TimeCredit {
         self.fractions = self.fractions.min(to_fractions(cap));
     }
 
-    /// Spends an amount; a negative amount is a refund.
-    pub(super) fn spend(&mut self, nanos: i64) {
-        self.fractions = self
-            .fractions
-            .saturating_sub(nanos.saturating_mul(FRACTIONS_PER_NS))
-            .max(-to_fractions(tuning::MAX_DEBT_NS));
+    /// Spends an amount. The balance falls to no less than a debt of `max_debt`.
+    pub(super) fn spend(&mut self, nanos: u64, max_debt: u64) {
+        let floor = to_fractions(max_debt).saturating_neg();
+        let left = self.fractions.saturating_sub(to_fractions(nanos));
+        self.fractions = left.max(floor.min(self.fractions));
     }
 
     /// Returns how long it takes until the balance reaches `goal` at `rate`; `None` if it never does.
@@ -55,5 +53,23 @@ impl TimeCredit {
         }
         let missing = u64::try_from(missing).unwrap_or(u64::MAX);
         (rate > 0).then(|| missing.div_ceil(u64::from(rate)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debt_ends_at_its_bound_and_a_lower_bound_forgives_nothing() {
+        let mut credit = TimeCredit::from_nanos(10);
+        credit.spend(100, 50);
+        assert_eq!(credit.nanos(), -50);
+        credit.spend(100, 200);
+        assert_eq!(credit.nanos(), -150);
+        credit.spend(10, 50);
+        assert_eq!(credit.nanos(), -150);
+        credit.accrue(1_000, WHOLE_GPU / 2, 20);
+        assert_eq!(credit.nanos(), 20);
     }
 }

@@ -1,7 +1,6 @@
-//! The arbiter in the daemon's process: regions are added and removed, and one thread per GPU gives turns.
+//! The arbiter in the daemon's process: regions are added and removed, and one thread gives turns.
 
-use super::Anomalies;
-use super::gpu_thread::GpuThread;
+use super::scheduler_thread::SchedulerThread;
 use crate::error::RegionError;
 use crate::handle::RegionHandle;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemberId(u64);
 
-/// Gives turns on all GPUs of a node to all regions that were added. A restart loses nothing: a new arbiter continues
-/// from the time that each container has spent.
+/// Gives turns on all GPUs of a node to all regions that were added.
+///
+/// Regions of layouts without markers get no turns and no heartbeat: their containers limit their own rate. A restart
+/// loses credit and debt of less than a second.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     state: Mutex<ArbiterState>,
@@ -20,7 +21,7 @@ pub struct Arbiter {
 #[derive(Debug, Default)]
 struct ArbiterState {
     last: u64,
-    threads: Vec<GpuThread>,
+    thread: Option<SchedulerThread>,
     members: Vec<ArbiterMember>,
 }
 
@@ -28,19 +29,12 @@ struct ArbiterState {
 struct ArbiterMember {
     id: u64,
     region: Arc<RegionHandle>,
-    /// Number of its GPUs, in the order of its limits, that have joined their GPU's thread.
+    /// Number of its GPUs, in the order of its limits, that have joined the thread.
     joined: usize,
 }
 
-impl ArbiterMember {
-    fn has(&self, uuid: &[u8; 16]) -> bool {
-        let joined = (0..self.joined).filter_map(|gpu| self.region.owner().limits(gpu));
-        joined.into_iter().any(|limits| limits.uuid() == *uuid)
-    }
-}
-
 impl Arbiter {
-    /// Returns an arbiter without regions. It starts a thread when a region's GPU first needs one.
+    /// Returns an arbiter without regions. It starts its thread when the first region is added.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -67,11 +61,18 @@ impl Arbiter {
         self.state().join(member.0)
     }
 
-    /// Applies changed limits at once: the threads begin to wait for containers whose launches are throttled from now
-    /// on.
+    /// Applies changed limits at once.
     pub fn limits_changed(&self) {
-        for thread in &self.state().threads {
+        if let Some(thread) = &self.state().thread {
             thread.wake();
+        }
+    }
+
+    /// Charges a region for time that it used on a GPU without accounting for it, as the driver found: its next turns are
+    /// later or shorter. Has no effect on a region without turns on that GPU.
+    pub fn charge(&self, member: MemberId, gpu: [u8; 16], nanoseconds: u64) {
+        if let Some(thread) = &self.state().thread {
+            thread.charge(member.0, gpu, nanoseconds);
         }
     }
 
@@ -79,32 +80,21 @@ impl Arbiter {
     pub fn remove(&self, member: MemberId) {
         let mut state = self.state();
         state.members.retain(|known| known.id != member.0);
-        for thread in &state.threads {
+        if let Some(thread) = &state.thread {
             thread.leave(member.0);
         }
-        let ArbiterState { threads, members, .. } = &mut *state;
-        threads.retain(|thread| members.iter().any(|known| known.has(&thread.uuid)));
+        if state.members.is_empty() {
+            state.thread = None;
+        }
     }
 
-    /// Returns how often this region's container reported values that cannot be true, on any GPU, as of the last
-    /// heartbeat.
-    #[must_use]
-    pub fn anomalies(&self, member: MemberId) -> Anomalies {
-        let state = self.state();
-        let all = state.threads.iter().map(|thread| thread.anomalies(member.0));
-        all.fold(Anomalies::default(), |sum, one| Anomalies {
-            backwards: sum.backwards.saturating_add(one.backwards),
-            leaps: sum.leaps.saturating_add(one.leaps),
-        })
-    }
-
-    /// Returns the number of decisions of all GPUs so far.
+    /// Returns the number of decisions so far.
     #[must_use]
     pub fn decisions(&self) -> u64 {
-        self.state().threads.iter().map(GpuThread::decisions).sum()
+        self.state().thread.as_ref().map_or(0, SchedulerThread::decisions)
     }
 
-    /// Stops all threads, as dropping the arbiter does. Open turns stay open until their containers notice that the
+    /// Stops the thread, as dropping the arbiter does. Open turns stay open until their containers notice that the
     /// heartbeat has stopped.
     pub fn stop(self) {}
 }
@@ -112,24 +102,48 @@ impl Arbiter {
 impl ArbiterState {
     fn join(&mut self, member: u64) -> Result<(), RegionError> {
         let Some(known) = self.members.iter_mut().find(|known| known.id == member) else { return Ok(()) };
-        let region = Arc::clone(&known.region);
-        while let Some(limits) = region.owner().limits(known.joined) {
-            let uuid = limits.uuid();
-            let at = match self.threads.iter().position(|thread| thread.uuid == uuid) {
-                Some(at) => at,
-                None => {
-                    let thread = GpuThread::start(uuid).map_err(|error| {
-                        RegionError::io("start the turn scheduler for", region.owner().path(), error)
-                    })?;
-                    self.threads.push(thread);
-                    self.threads.len() - 1
-                }
-            };
-            if let Some(thread) = self.threads.get(at) {
-                thread.join(member, &region, known.joined);
+        if !known.region.owner().has_markers() {
+            return Ok(());
+        }
+        let thread = match &self.thread {
+            Some(thread) => thread,
+            None => {
+                let started = SchedulerThread::start().map_err(|error| {
+                    RegionError::io("start the turn scheduler for", known.region.owner().path(), error)
+                })?;
+                self.thread.insert(started)
             }
+        };
+        while known.joined < known.region.owner().gpus() {
+            thread.join(member, &known.region, known.joined);
             known.joined += 1;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::owner::{GpuShare, RegionPolicy};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn charge_is_booked_on_the_gpu_that_it_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let share =
+            |uuid| GpuShare { uuid: [uuid; 16], cores: 1_000, waits_for_turns: true, ..GpuShare::default() };
+        let region = RegionHandle::create(folder.path(), &[share(1), share(2)], RegionPolicy::default());
+        let (region, arbiter) = (Arc::new(region.unwrap()), Arbiter::new());
+        let member = arbiter.add(Arc::clone(&region)).unwrap();
+        arbiter.charge(member, [2; 16], 700);
+        arbiter.charge(member, [3; 16], 50);
+        arbiter.charge(MemberId(77), [2; 16], 50);
+        let begin = Instant::now();
+        while region.charged(1) == 0 && begin.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!((region.charged(0), region.charged(1)), (0, 700));
     }
 }

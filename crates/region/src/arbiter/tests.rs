@@ -6,9 +6,10 @@ mod real_regions;
 mod shares;
 
 use super::{
-    Arbiter, ContainerView, MICRO, MILLI, TurnDecision, TurnScheduler, doorbell_wait, gpu_thread, tuning,
+    Arbiter, ContenderView, GateState, MICRO, MILLI, SchedulerDecision, TurnScheduler, doorbell_wait,
+    scheduler_thread, tuning,
 };
-use crate::protocol::{HEARTBEAT_INTERVAL_NS, IDLE_HEARTBEAT_INTERVAL_NS, TIME_CHUNK_NS, WHOLE_GPU};
+use crate::protocol::{DEFAULT_RUN_AHEAD_NS, HEARTBEAT_INTERVAL_NS, IDLE_HEARTBEAT_INTERVAL_NS, WHOLE_GPU};
 
 /// One percent of a GPU.
 const PERCENT: u32 = WHOLE_GPU / 100;

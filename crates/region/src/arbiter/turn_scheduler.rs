@@ -1,484 +1,528 @@
-//! Decides which container gets the turn on one GPU.
+//! The turn scheduler: decides whose launches pass on each GPU, and whom the GPU's time is charged to.
+//!
+//! | file | content |
+//! |---|---|
+//! | `charging` | charges the time that has passed to the containers that occupied the GPUs |
+//! | `regime` | per GPU: whether containers take turns, or the driver interleaves them |
+//! | `turns` | ends turns, and starts the next ones |
+//!
+//! A container that has several GPUs gets its turns on all of them together, because its kernels may wait for each
+//! other.
 
-use super::account::{Account, Anomalies, ContainerView};
-use super::{MILLI, tuning};
-use crate::protocol::{HEARTBEAT_INTERVAL_NS, TIME_CHUNK_NS, WHOLE_GPU};
+mod charging;
+mod regime;
+mod turns;
 
-/// The reason for which a turn is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnClass {
-    /// The container's guarantee covers it.
-    Guaranteed,
-    /// No container with a guarantee waits for the time.
-    Lent,
+use super::account::{Account, ComputeShare, Pace};
+use super::tuning;
+use crate::protocol::{DEFAULT_RUN_AHEAD_NS, HEARTBEAT_INTERVAL_NS, MAX_GPUS};
+use regime::RegimeState;
+use turns::{Candidate, Turn};
+
+/// State of one container on one GPU, as polled. The daemon sets the share; the other fields come from the container's
+/// own processes and may have any value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContenderView {
+    /// Guaranteed compute, in thousandths of a percent of the GPU's time.
+    pub cores: u32,
+    /// Compute that the container may reach with time that others leave unused; equal to `cores` in hard mode.
+    pub ceiling: u32,
+    /// Priority among containers that want the same turn: the higher goes first.
+    pub priority: u32,
+    /// Whether the container asked for short waits.
+    pub low_latency: bool,
+    /// Whether a thread of the container waits for a turn.
+    pub waiting: bool,
+    /// Whether the container's work occupies the GPU.
+    pub occupied: bool,
+    /// Time at which the work began, on the clock of `now`; zero if it is not known.
+    pub since: u64,
+    /// A number that changes when some work has finished.
+    pub progress: u64,
 }
 
-/// A turn to open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TurnGrant {
-    /// Index of the container.
-    pub index: usize,
-    /// GPU time that the container may have spent in total before it must wait again, in nanoseconds.
-    pub allowed: u64,
-    /// Whether the turn is guaranteed or lent.
-    pub class: TurnClass,
+/// Whether launches of a container pass on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GateState {
+    /// Launches wait.
+    #[default]
+    Closed,
+    /// Launches wait, except into streams that have nothing queued.
+    Draining,
+    /// Launches pass.
+    Open,
 }
 
-/// Turns to close and to open, in this order, and when to decide again at the latest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TurnDecision {
-    /// Index of the container whose turn is to be closed.
-    pub close: Option<usize>,
-    /// The turn to open, or to prolong if it is open.
-    pub open: Option<TurnGrant>,
+/// What to do, and when to decide again at the latest.
+#[derive(Clone, Debug, Default)]
+pub struct SchedulerDecision {
+    /// The contenders whose launches pass or wait from now on. Closed ones come first.
+    pub gates: Vec<(usize, GateState)>,
     /// Time of the next decision, even if no doorbell rings.
     pub next: u64,
 }
 
-/// Set when other containers begin to want the GPU during a turn: from then on, idling in the turn costs them time.
-#[derive(Clone, Copy, Debug)]
-struct Contest {
-    since: u64,
-    /// The same moment, or the predicted end of the work that was submitted before it, if that is later.
-    from: u64,
-    /// Amount that the holder had been charged at that moment.
-    charged: i64,
-    /// Time at which the holder must have used up its turn.
-    until: u64,
+/// One container on one GPU.
+#[derive(Clone, Debug)]
+struct Contender {
+    container: u64,
+    gpu: usize,
+    account: Account,
+    view: ContenderView,
+    /// Whether it occupied the GPU at the previous decision.
+    was_occupied: bool,
+    gate: GateState,
+    /// Time from which on it occupied the GPU without being allowed to; zero if it does not.
+    overrun_since: u64,
+    /// When its progress last changed.
+    progress_at: u64,
+    /// When it last waited or occupied the GPU.
+    active_at: u64,
+    /// While its container takes no turns: whether its ceiling allows launches now.
+    within_budget: bool,
+    /// Whether the container has other GPUs.
+    has_siblings: bool,
+    /// Whether no view of it was seen yet, so that its share is not known.
+    is_new: bool,
+    /// Nanoseconds charged in total, and not yet taken by [`TurnScheduler::take_charge`].
+    charged: u64,
+    untaken: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct CurrentTurn {
-    index: usize,
-    /// Whether the holder may submit work; if not, only its submitted work is waited for.
-    open: bool,
-    class: TurnClass,
-    allowed: u64,
-    length: u64,
-    since: u64,
-    /// Whether the holder has begun to use the turn since it was opened or last prolonged.
-    begun: bool,
-    /// What the holder had spent when the turn was opened or last prolonged.
-    spent: u64,
-    contest: Option<Contest>,
-}
+impl Contender {
+    fn is_active(&self, now: u64) -> bool {
+        now.saturating_sub(self.active_at) < tuning::IDLE_AFTER_NS
+    }
 
-impl CurrentTurn {
-    /// Returns how much of the turn is left to spend.
-    fn left(&self, view: &ContainerView) -> u64 {
-        #[expect(clippy::cast_possible_wrap, reason = "the difference of counters that may wrap")]
-        let left = self.allowed.wrapping_sub(view.spent) as i64;
-        u64::try_from(left).unwrap_or(0)
+    fn is_polled(&self, now: u64) -> bool {
+        now.saturating_sub(self.active_at) < tuning::IDLE_AFTER_NS + 5 * tuning::SAMPLE_INTERVAL_NS
+    }
+
+    fn charge(&mut self, nanos: u64) {
+        self.charged = self.charged.saturating_add(nanos);
+        self.untaken = self.untaken.saturating_add(nanos);
     }
 }
 
-/// A container that could have the next turn.
+/// One GPU.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
-    index: usize,
-    class: TurnClass,
-    length: u64,
-    /// Time since its last turn, if it is too far behind: then neither its priority matters nor how far others are
-    /// behind. All overdue containers take turns.
-    overdue: u64,
-    priority: u32,
-    /// Order among candidates of the same class and priority: the higher goes first.
-    rank: i64,
+struct SharedGpu {
+    regime: RegimeState,
+    /// Measured time from the moment a turn opens until its work begins.
+    handover: u64,
+    /// Weighted lent time of the container that had some last: new containers start from here, not from zero.
+    weighted_lent: u64,
+    /// Number of containers that asked for short waits.
+    low_latency: u32,
 }
 
-impl Candidate {
-    fn goes_before(&self, other: &Self) -> bool {
-        let order = |candidate: &Self| {
-            (candidate.class == TurnClass::Guaranteed, candidate.overdue, candidate.priority, candidate.rank)
-        };
-        order(self) > order(other)
+impl Default for SharedGpu {
+    fn default() -> Self {
+        Self {
+            regime: RegimeState::default(),
+            handover: tuning::MIN_HANDOVER_NS,
+            weighted_lent: 0,
+            low_latency: 0,
+        }
     }
 }
 
-/// Distributes one GPU's time among containers.
+impl SharedGpu {
+    /// Returns the longest gap between kernels that is charged.
+    fn charged_gap(&self) -> u64 {
+        // The turn before must end, and the next must begin.
+        (2 * self.handover).clamp(2 * tuning::MIN_HANDOVER_NS, tuning::MAX_CHARGED_GAP_NS)
+    }
+}
+
+/// Distributes the time of a node's GPUs among containers.
 ///
-/// A container's position in the slice of views is its *index*. `None` stands for an unused index or a container that
-/// cannot be polled: its account is kept until [`remove`](TurnScheduler::remove), so that a container cannot lose its
-/// debt by becoming unreadable. Memory is allocated only when the slice becomes longer than before.
-#[derive(Debug, Default)]
+/// A contender is one container on one GPU; its position in the slice of views is its *index*. `None` stands for an
+/// unused index or a container that cannot be polled: its account is kept until [`remove`](TurnScheduler::remove), so
+/// that a container cannot lose its debt by becoming unreadable. Memory is allocated only when contenders are added.
+#[derive(Debug)]
 pub struct TurnScheduler {
     now: u64,
-    accounts: Vec<Option<Account>>,
-    turn: Option<CurrentTurn>,
-    /// Weighted lent time of the container that had some last, as far as the clock supports it: new containers start
-    /// from here, not from zero.
-    weighted_lent: u64,
+    contenders: Vec<Option<Contender>>,
+    gpus: [SharedGpu; MAX_GPUS],
+    /// The GPUs that have contenders, as a bitmap.
+    used_gpus: u32,
+    turns: Vec<Turn>,
+    candidates: Vec<Candidate>,
+    /// State of the random number generator that varies the sampling interval.
+    random: u64,
+}
+
+impl Default for TurnScheduler {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl TurnScheduler {
     /// Returns a scheduler without containers.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            now: 0,
+            contenders: Vec::new(),
+            gpus: [SharedGpu::default(); MAX_GPUS],
+            used_gpus: 0,
+            turns: Vec::new(),
+            candidates: Vec::new(),
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
     }
 
-    /// Forgets the container at this index, so that another one can use the index.
+    /// Adds a container on a GPU (below [`MAX_GPUS`]) at an unused index. Contenders with the same number of the container
+    /// belong together.
+    pub fn add(&mut self, index: usize, container: u64, gpu: usize) {
+        if self.contenders.len() <= index {
+            self.contenders.resize_with(index + 1, || None);
+        }
+        self.contenders[index] = Some(Contender {
+            container,
+            gpu: gpu.min(MAX_GPUS - 1),
+            account: Account::new(self.now, ComputeShare::default()),
+            view: ContenderView::default(),
+            was_occupied: false,
+            gate: GateState::Closed,
+            overrun_since: 0,
+            progress_at: 0,
+            active_at: 0,
+            within_budget: true,
+            has_siblings: false,
+            is_new: true,
+            charged: 0,
+            untaken: 0,
+        });
+        self.find_siblings();
+        // At most one turn per contender, so that decisions allocate nothing.
+        self.turns.reserve(self.contenders.len());
+        self.candidates.reserve(self.contenders.len());
+    }
+
+    /// Forgets the contender at this index, so that another one can use the index.
     pub fn remove(&mut self, index: usize) {
-        if let Some(account) = self.accounts.get_mut(index) {
-            *account = None;
+        if let Some(place) = self.contenders.get_mut(index) {
+            *place = None;
         }
-        if self.turn.is_some_and(|turn| turn.index == index) {
-            self.turn = None;
+        self.find_siblings();
+        self.leave_turns(index);
+    }
+
+    fn find_siblings(&mut self) {
+        for index in 0..self.contenders.len() {
+            let Some(container) = self.contender(index).map(|it| it.container) else { continue };
+            let count = self.contenders.iter().flatten().filter(|it| it.container == container).count();
+            if let Some(contender) = self.contender_mut(index) {
+                contender.has_siblings = count > 1;
+            }
+        }
+        self.used_gpus = self.contenders.iter().flatten().fold(0, |gpus, it| gpus | 1 << it.gpu);
+    }
+
+    /// Returns the GPUs that have contenders.
+    fn used_gpus(&self) -> impl Iterator<Item = usize> + use<> {
+        let used = self.used_gpus;
+        (0..MAX_GPUS).filter(move |gpu| used >> gpu & 1 == 1)
+    }
+
+    /// Returns the nanoseconds that the contender was charged since the last call.
+    pub fn take_charge(&mut self, index: usize) -> u64 {
+        self.contenders
+            .get_mut(index)
+            .and_then(Option::as_mut)
+            .map_or(0, |it| std::mem::take(&mut it.untaken))
+    }
+
+    /// Charges time that the contender used without occupying the GPU by its markers, as the driver found.
+    pub fn charge_unaccounted(&mut self, index: usize, nanos: u64) {
+        if let Some(contender) = self.contender_mut(index) {
+            contender.account.charge_unaccounted(nanos);
+            contender.charge(nanos);
         }
     }
 
-    /// Returns the container that has the turn and may submit work.
+    /// Returns the nanoseconds that the contender was charged in total.
     #[must_use]
-    pub fn holder(&self) -> Option<usize> {
-        self.turn.filter(|turn| turn.open).map(|turn| turn.index)
+    pub fn charged(&self, index: usize) -> u64 {
+        self.contender(index).map_or(0, |it| it.charged)
     }
 
-    /// Returns whether no container has a turn, nor unfinished work of one.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.turn.is_none()
-    }
-
-    /// Returns how often the container at this index reported values that cannot be true.
-    #[must_use]
-    pub fn anomalies(&self, index: usize) -> Anomalies {
-        self.accounts
-            .get(index)
-            .copied()
-            .flatten()
-            .map_or_else(Anomalies::default, |account| account.anomalies)
-    }
-
-    /// Returns the container's unused guaranteed time in nanoseconds; debt is negative.
+    /// Returns the contender's unused guaranteed time in nanoseconds; debt is negative.
     #[must_use]
     pub fn credit(&self, index: usize) -> i64 {
-        self.accounts.get(index).copied().flatten().map_or(0, |account| account.guarantee.nanos())
+        self.contender(index).map_or(0, |it| it.account.credit())
     }
 
-    /// Decides what to do at `now`, given the polled state of all containers.
-    pub fn decide(&mut self, now: u64, views: &[Option<ContainerView>]) -> TurnDecision {
+    /// Returns whether containers take turns on a GPU.
+    #[must_use]
+    pub fn takes_turns(&self, gpu: usize) -> bool {
+        self.gpus.get(gpu).is_some_and(|gpu| gpu.regime.takes_turns())
+    }
+
+    /// Records that the contender's doorbell rang: it begins to work, although that may not be visible yet.
+    pub fn note_ring(&mut self, index: usize, now: u64) {
+        if let Some(contender) = self.contender_mut(index) {
+            contender.active_at = now;
+        }
+    }
+
+    /// Returns whether the contender waits or works, or did so a moment ago.
+    #[must_use]
+    pub fn is_active(&self, index: usize) -> bool {
+        self.contender(index).is_some_and(|it| it.is_active(self.now))
+    }
+
+    /// Returns whether the contender must be polled at the next decision, even if its doorbell does not ring. That is
+    /// so for some time after it has become inactive: a process that begins at that moment may not ring.
+    #[must_use]
+    pub fn is_polled(&self, index: usize) -> bool {
+        self.contender(index).is_some_and(|it| it.is_polled(self.now))
+    }
+
+    /// Returns whether no contender is active: the next decision can wait until a doorbell rings.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.turns.is_empty() && !self.contenders.iter().flatten().any(|it| it.is_polled(self.now))
+    }
+
+    /// Returns the nanoseconds of work that a contender's processes may have queued.
+    #[must_use]
+    pub fn run_ahead(&self, index: usize) -> u64 {
+        let Some(contender) = self.contender(index) else { return DEFAULT_RUN_AHEAD_NS };
+        let gpu = &self.gpus[contender.gpu];
+        if gpu.low_latency > u32::from(contender.view.low_latency) {
+            return tuning::RUN_AHEAD_BESIDE_LOW_LATENCY_NS;
+        }
+        gpu.handover
+            .saturating_mul(tuning::RUN_AHEAD_PER_HANDOVER)
+            .clamp(DEFAULT_RUN_AHEAD_NS, tuning::MAX_RUN_AHEAD_NS)
+    }
+
+    fn contender(&self, index: usize) -> Option<&Contender> {
+        self.contenders.get(index)?.as_ref()
+    }
+
+    fn contender_mut(&mut self, index: usize) -> Option<&mut Contender> {
+        self.contenders.get_mut(index)?.as_mut()
+    }
+
+    /// Decides what to do at `now`, given the polled state of all contenders.
+    pub fn decide(&mut self, now: u64, views: &[Option<ContenderView>], decision: &mut SchedulerDecision) {
         let now = now.max(self.now);
-        self.update_accounts(now, views);
-        self.now = now;
-        let mut decision = match self.turn {
-            None => self.start_turn(now, views),
-            Some(turn) => match views.get(turn.index).copied().flatten() {
-                None => {
-                    if let Some(Some(account)) = self.accounts.get(turn.index) {
-                        self.charge_held_time(now, &turn, &account.share());
-                    }
-                    self.turn = None;
-                    self.start_turn(now, views)
-                }
-                Some(view) => self.continue_turn(now, views, turn, &view),
-            },
-        };
-        decision.next = decision
-            .next
-            .clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(HEARTBEAT_INTERVAL_NS));
-        decision
-    }
-
-    /// Charges what was spent and accrues credit.
-    fn update_accounts(&mut self, now: u64, views: &[Option<ContainerView>]) {
-        if self.accounts.len() < views.len() {
-            self.accounts.resize(views.len(), None);
-        }
         let last = if self.now == 0 { now } else { self.now };
-        let passed = (now - last).min(1_000 * MILLI);
-        // If the containers that want time were guaranteed more than there is, all guarantees accrue more slowly, in
-        // proportion.
-        let guaranteed = |(view, account): (&Option<ContainerView>, &Option<Account>)| match (view, account) {
-            (Some(view), Some(account)) if account.wanted => u64::from(view.cores()),
-            _ => 0,
-        };
-        let guaranteed: u64 = views.iter().zip(&self.accounts).map(guaranteed).sum();
-        let owed = passed * u64::from(WHOLE_GPU) / guaranteed.max(u64::from(WHOLE_GPU));
-        let turn = self.turn;
-        let mut lent = self.weighted_lent;
-        for (index, account) in self.accounts.iter_mut().enumerate() {
-            let Some(view) = views.get(index).and_then(Option::as_ref) else {
-                if let Some(account) = account {
-                    account.accrue(now, owed, passed, &account.share(), false);
-                }
-                continue;
-            };
-            let account = account.get_or_insert_with(|| Account::new(now, view));
-            let before = account.predicted_end(view);
-            let grown = account.record_spent(view.spent);
-            let mine = turn.filter(|turn| turn.index == index);
-            let lends = mine.is_some_and(|turn| turn.class == TurnClass::Lent);
-            account.charge(view, grown, lends);
-            if lends {
-                // A container that claims more lent time than has passed puts only itself behind.
-                let most = self.weighted_lent.saturating_add(Account::weighted(view, passed));
-                lent = lent.max(account.weighted_lent.min(most));
-            }
-            account.record_submission(last, now, view, grown);
-            if mine.is_some() && grown > 0 && before < last {
-                // It had no work when last polled and then submitted some, so waiting for it was right.
-                account.idle_allowance = (account.idle_allowance * 2).min(tuning::MAX_IDLE_IN_TURN_NS);
-            }
-            let wants = view.waiting || (mine.is_some() && (grown > 0 || account.predicted_end(view) > now));
-            if wants && !account.wanted {
-                account.weighted_lent = account.weighted_lent.max(self.weighted_lent);
-            }
-            account.accrue(now, owed, passed, view, wants);
-        }
-        self.weighted_lent = lent;
+        self.observe(now, views);
+        self.charge(last, now);
+        self.accrue(last, now, views);
+        self.now = now;
+        self.update_regimes(last, now);
+        self.end_turns(now);
+        self.start_turns(now);
+        self.set_gates(now, decision);
+        decision.next = self
+            .next_decision(now)
+            .clamp(now.saturating_add(50 * super::MICRO), now.saturating_add(HEARTBEAT_INTERVAL_NS));
     }
 
-    /// Returns the turn that the container at this index could have now.
-    fn candidate(&self, now: u64, index: usize, view: &ContainerView) -> Option<Candidate> {
-        let account = self.accounts.get(index)?.as_ref()?;
-        if now < account.skipped_until {
+    /// Stores the polled state.
+    fn observe(&mut self, now: u64, views: &[Option<ContenderView>]) {
+        for (index, contender) in self.contenders.iter_mut().enumerate() {
+            let Some(contender) = contender else { continue };
+            contender.was_occupied = contender.view.occupied;
+            let before = contender.view.progress;
+            contender.view = match views.get(index).copied().flatten() {
+                Some(view) => view,
+                None => ContenderView { waiting: false, occupied: false, since: 0, ..contender.view },
+            };
+            if contender.view.progress != before || !contender.was_occupied {
+                contender.progress_at = now;
+            }
+            if contender.view.waiting || contender.view.occupied {
+                contender.active_at = now;
+            }
+        }
+    }
+
+    /// Accrues credit for the time since the last decision.
+    fn accrue(&mut self, last: u64, now: u64, views: &[Option<ContenderView>]) {
+        let passed = (now - last).min(1_000 * super::MILLI);
+        let whole = u64::from(crate::protocol::WHOLE_GPU);
+        let mut guaranteed = [0_u64; MAX_GPUS];
+        let mut low_latency = [0_u32; MAX_GPUS];
+        for contender in self.contenders.iter().flatten() {
+            if contender.account.wanted() {
+                guaranteed[contender.gpu] += u64::from(contender.account.share().cores());
+            }
+            low_latency[contender.gpu] += u32::from(contender.view.low_latency);
+        }
+        for (gpu, count) in self.gpus.iter_mut().zip(low_latency) {
+            gpu.low_latency = count;
+        }
+        for (index, contender) in self.contenders.iter_mut().enumerate() {
+            let Some(contender) = contender else { continue };
+            // If the containers that want time were guaranteed more than there is, all guarantees accrue more slowly, in
+            // proportion.
+            let owed = passed * whole / guaranteed[contender.gpu].max(whole);
+            let share = match views.get(index).copied().flatten() {
+                Some(view) => ComputeShare::new(view.cores, view.ceiling),
+                None => contender.account.share(),
+            };
+            if contender.is_new && views.get(index).is_some_and(Option::is_some) {
+                contender.is_new = false;
+                contender.account = Account::new(now, share);
+            }
+            let wants = contender.view.waiting || contender.view.occupied;
+            if wants && !contender.account.wanted() {
+                contender.account.join_lending(self.gpus[contender.gpu].weighted_lent);
+            }
+            contender.account.accrue(now, owed, passed, share, wants);
+        }
+    }
+
+    /// Returns the length of turns on a GPU.
+    fn pace(&self, gpu: usize) -> Pace {
+        let slow = self.gpus[gpu].handover.saturating_mul(tuning::TURN_PER_HANDOVER);
+        let slow = slow.min(tuning::MAX_SLOW_HOST_TURN_NS);
+        Pace {
+            max_guaranteed_turn: tuning::MAX_GUARANTEED_TURN_NS.max(slow),
+            max_lent_turn: tuning::MAX_LENT_TURN_NS.max(slow / 2),
+        }
+    }
+
+    /// Returns the state of a contender's gate.
+    fn gate_of(&self, index: usize, contender: &Contender) -> GateState {
+        let turn = self.turns.iter().find(|turn| turn.members().contains(&index));
+        let is_open = if self.gpus[contender.gpu].regime.takes_turns() {
+            turn.is_some_and(Turn::is_open)
+        } else {
+            contender.within_budget
+        };
+        if is_open {
+            GateState::Open
+        } else if turn.is_some_and(|turn| turn.lets_peers_pass() && !contender.view.occupied)
+            || self.may_hold_back_own_work(contender)
+        {
+            GateState::Draining
+        } else {
+            GateState::Closed
+        }
+    }
+
+    /// Returns for how long the running work of a container has made no progress, if a thread of it waits: the work may
+    /// wait for the launch that the thread wants to make, such as the other half of a collective.
+    fn stalled_for(&self, container: u64) -> Option<u64> {
+        let own = self.contenders.iter().flatten().filter(|it| it.container == container);
+        if !own.clone().any(|it| it.view.waiting) {
             return None;
         }
-        let priority = view.priority;
-        if let Some(length) = account.guaranteed_turn(view) {
-            let rank = account.lag(view);
-            let late = u64::try_from(rank).is_ok_and(|behind| behind >= tuning::OVERDUE_AFTER_NS);
-            let overdue = if late { now.saturating_sub(account.last_turn_at) } else { 0 };
-            return Some(Candidate { index, class: TurnClass::Guaranteed, length, overdue, priority, rank });
-        }
-        let length = account.lent_turn(view)?;
-        let rank = -i64::try_from(account.weighted_lent).unwrap_or(i64::MAX);
-        Some(Candidate { index, class: TurnClass::Lent, length, overdue: 0, priority, rank })
+        let running = own.into_iter().filter(|it| it.view.occupied);
+        running.map(|it| self.now.saturating_sub(it.progress_at)).min()
     }
 
-    /// Returns the waiting container that goes first, apart from one index.
-    fn best_candidate(
-        &self,
-        now: u64,
-        views: &[Option<ContainerView>],
-        except: Option<usize>,
-    ) -> Option<Candidate> {
-        let waiting = views.iter().enumerate().filter_map(|(index, view)| {
-            let view = view.as_ref().filter(|view| view.waiting && Some(index) != except)?;
-            self.candidate(now, index, view)
-        });
-        waiting.reduce(|best, candidate| if candidate.goes_before(&best) { candidate } else { best })
+    /// Returns whether a closed gate may be what the container's running work waits for. That cannot be known: such a gate
+    /// opens for some time, first where the container has nothing running. It opens again and again, because debt that
+    /// grows while the work is stalled would never be paid off; and not for long, because the work may be forged.
+    fn may_hold_back_own_work(&self, contender: &Contender) -> bool {
+        if !contender.has_siblings && !contender.view.occupied {
+            return false;
+        }
+        let Some(stalled) = self.stalled_for(contender.container) else { return false };
+        if stalled >= tuning::MAX_OVERRUN_NS {
+            return stalled % tuning::STALL_RETRY_INTERVAL_NS < tuning::STALL_RETRY_NS;
+        }
+        let first =
+            if contender.view.occupied { tuning::MAX_OVERRUN_NS / 2 } else { tuning::STALLED_AFTER_NS };
+        stalled >= first
     }
 
-    /// Returns when the next of the waiting containers may have a turn by its credit.
-    fn next_eligible(&self, now: u64, views: &[Option<ContainerView>]) -> u64 {
-        let each = views.iter().zip(&self.accounts).filter_map(|(view, account)| {
-            let view = view.as_ref().filter(|view| view.waiting)?;
-            let account = account.as_ref()?;
-            Some(now.saturating_add(account.eligible_in(view)?).max(account.skipped_until))
-        });
-        each.filter(|at| *at > now).min().unwrap_or(u64::MAX)
-    }
-
-    /// Opens a turn when no container has one.
-    fn start_turn(&mut self, now: u64, views: &[Option<ContainerView>]) -> TurnDecision {
-        match self.best_candidate(now, views, None) {
-            Some(candidate) => self.open_turn(now, views, candidate, None),
-            None => TurnDecision { close: None, open: None, next: self.next_eligible(now, views) },
-        }
-    }
-
-    /// Opens a turn, or prolongs it.
-    fn open_turn(
-        &mut self,
-        now: u64,
-        views: &[Option<ContainerView>],
-        candidate: Candidate,
-        close: Option<usize>,
-    ) -> TurnDecision {
-        let spent = views.get(candidate.index).copied().flatten().map_or(0, |view| view.spent);
-        let allowed = spent.wrapping_add(candidate.length);
-        let (index, class, length) = (candidate.index, candidate.class, candidate.length);
-        let mut turn = CurrentTurn {
-            index,
-            open: true,
-            class,
-            allowed,
-            length,
-            since: now,
-            begun: false,
-            spent,
-            contest: None,
-        };
-        if let (Some(_), Some(Some(view))) = (self.best_candidate(now, views, Some(index)), views.get(index))
-        {
-            turn.contest = self.contest(now, &turn, view);
-        }
-        self.turn = Some(turn);
-        if let Some(Some(account)) = self.accounts.get_mut(index) {
-            account.last_turn_at = now;
-        }
-        let poll = if turn.contest.is_some() { tuning::BEGIN_POLL_INTERVAL_NS } else { length / 2 };
-        TurnDecision {
-            close,
-            open: Some(TurnGrant { index, allowed, class }),
-            next: now.saturating_add(poll),
-        }
-    }
-
-    /// Starts a contest: from now on, other containers could use the turn.
-    fn contest(&self, now: u64, turn: &CurrentTurn, view: &ContainerView) -> Option<Contest> {
-        let account = self.accounts.get(turn.index)?.as_ref()?;
-        let from = account.predicted_end(view).max(now);
-        let left = turn.left(view).min(turn.length);
-        let until = from.saturating_add(left).saturating_add(turn.length / 4).saturating_add(MILLI);
-        Some(Contest { since: now, from, charged: account.charged, until })
-    }
-
-    /// Decides while a container has the turn, or while its work still runs.
-    fn continue_turn(
-        &mut self,
-        now: u64,
-        views: &[Option<ContainerView>],
-        mut turn: CurrentTurn,
-        view: &ContainerView,
-    ) -> TurnDecision {
-        let index = turn.index;
-        let Some(account) = self.accounts.get(index).copied().flatten() else {
-            self.turn = None;
-            return self.start_turn(now, views);
-        };
-        let drained = account.predicted_end(view);
-        let backlog = drained.saturating_sub(now);
-        let left = turn.left(view);
-        let used_up = left <= TIME_CHUNK_NS.min(turn.length / 2);
-        let mine =
-            (view.waiting || (used_up && backlog > 0)).then(|| self.candidate(now, index, view)).flatten();
-        let Some(other) = self.best_candidate(now, views, Some(index)) else {
-            self.charge_held_time(now, &turn, view);
-            turn.contest = None;
-            self.turn = Some(turn);
-            return self.continue_uncontested(now, views, view, mine, backlog, left);
-        };
-
-        turn.contest = turn.contest.or_else(|| self.contest(now, &turn, view));
-        let until = turn.contest.map_or(u64::MAX, |contest| contest.until);
-        let mine = mine.filter(|mine| mine.goes_before(&other));
-        let mut close = None;
-        let stop = (turn.class == TurnClass::Lent && other.class == TurnClass::Guaranteed) || now >= until;
-        if turn.open && stop && mine.is_none_or(|mine| mine.class == TurnClass::Lent) {
-            // It may submit no more; what it has submitted is waited for.
-            turn.open = false;
-            close = Some(index);
-        }
-        let bound = turn.since.saturating_add(turn.length).saturating_add(tuning::MAX_OVERRUN_NS);
-        // A container that has time left from an earlier turn works without spending any of this one.
-        let started = view.spent != turn.spent || drained > turn.since || !view.waiting;
-        if started && !turn.begun {
-            turn.begun = true;
-            // Without a contest the turn was polled rarely, so the measured wake-up time would be too long.
-            let watched = turn.contest.is_some_and(|contest| contest.since == turn.since);
-            if let Some(account) = self.accounts.get_mut(index).and_then(Option::as_mut).filter(|_| watched) {
-                account.record_start(now.saturating_sub(turn.since));
+    fn set_gates(&mut self, now: u64, decision: &mut SchedulerDecision) {
+        self.update_budgets();
+        decision.gates.clear();
+        for index in 0..self.contenders.len() {
+            let Some(contender) = self.contender(index) else { continue };
+            let gate = self.gate_of(index, contender);
+            if gate == contender.gate {
+                continue;
             }
-        }
-        let passes_at = if used_up || !turn.open {
-            drained.saturating_sub(tuning::HANDOVER_LEAD_NS)
-        } else if started {
-            drained
-                .max(turn.since.saturating_add(tuning::HANDOVER_LEAD_NS))
-                .saturating_add(account.idle_allowance)
-        } else {
-            turn.since.saturating_add(account.wake_allowance)
-        };
-        let passes_at = passes_at.min(bound);
-        let ready = used_up || !turn.open;
-        if let Some(mine) = mine.filter(|_| ready && backlog <= tuning::PROLONG_LEAD_NS) {
-            self.charge_held_time(now, &turn, view);
-            return self.open_turn(now, views, mine, None);
-        }
-        if now < passes_at {
-            self.turn = Some(turn);
-            let until = if turn.open { until } else { u64::MAX };
-            let ahead = if ready && backlog > tuning::PROLONG_LEAD_NS {
-                drained - tuning::PROLONG_LEAD_NS
+            if gate == GateState::Closed {
+                decision.gates.insert(0, (index, gate));
             } else {
-                u64::MAX
-            };
-            let begins = if started { u64::MAX } else { now.saturating_add(tuning::BEGIN_POLL_INTERVAL_NS) };
-            return TurnDecision { close, open: None, next: passes_at.min(until).min(ahead).min(begins) };
-        }
-        self.charge_held_time(now, &turn, view);
-        if turn.class == TurnClass::Lent && other.class == TurnClass::Guaranteed {
-            self.reclaim_lent_time(now, &turn, view);
-        }
-        if turn.open {
-            close = Some(index);
-            if let Some(account) = self.accounts.get_mut(index).and_then(Option::as_mut) {
-                if !started {
-                    account.record_missed_turn(now);
-                } else if !used_up {
-                    account.idle_allowance = (account.idle_allowance / 2).max(tuning::MIN_IDLE_IN_TURN_NS);
+                decision.gates.push((index, gate));
+            }
+            if let Some(contender) = self.contender_mut(index) {
+                contender.gate = gate;
+                if gate == GateState::Open {
+                    contender.account.begin_run();
+                    contender.account.last_turn_at = now;
                 }
             }
         }
-        self.open_turn(now, views, other, close)
     }
 
-    /// Decides while no other container could use the turn: it stays open and continues as the holder's credit allows.
-    fn continue_uncontested(
-        &mut self,
-        now: u64,
-        views: &[Option<ContainerView>],
-        view: &ContainerView,
-        mine: Option<Candidate>,
-        backlog: u64,
-        left: u64,
-    ) -> TurnDecision {
-        let Some(turn) = self.turn else { return self.start_turn(now, views) };
-        let wanted = self.accounts.get(turn.index).and_then(Option::as_ref).is_some_and(|it| it.wanted);
-        let wait = |next| TurnDecision { close: None, open: None, next };
-        let short = !turn.open || left <= turn.length / 2;
-        // Threads that wait although time is left have missed that the turn was opened.
-        let stuck =
-            view.waiting && backlog == 0 && now >= turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS);
-        let mine = mine.or_else(|| self.candidate(now, turn.index, view));
-        if let Some(mut mine) = mine.filter(|_| short || stuck) {
-            if backlog > tuning::PROLONG_LEAD_NS {
-                return wait(now + backlog - tuning::PROLONG_LEAD_NS);
+    /// Decides which containers with a ceiling may launch while they take no turns. A container with several GPUs may
+    /// launch on all that it uses, or on none.
+    fn update_budgets(&mut self) {
+        for index in 0..self.contenders.len() {
+            let Some(contender) = self.contender(index) else { continue };
+            let within = |it: &Contender| {
+                if it.within_budget {
+                    it.account.budget().is_none_or(|budget| budget > 0)
+                } else {
+                    it.account.has_worthwhile_budget()
+                }
+            };
+            let is_sibling = |it: &&Contender| {
+                it.container == contender.container && (it.is_active(self.now) || it.view.waiting)
+            };
+            let siblings = self.contenders.iter().flatten().filter(is_sibling);
+            let within = within(contender) && (!contender.has_siblings || siblings.into_iter().all(within));
+            if let Some(contender) = self.contender_mut(index) {
+                contender.within_budget = within;
             }
-            if mine.class == TurnClass::Lent {
-                mine.length = mine.length.saturating_sub(backlog).max(TIME_CHUNK_NS);
-            }
-            return self.open_turn(now, views, mine, None);
-        }
-        let eligible = self.next_eligible(now, views);
-        wait(match (wanted, view.waiting) {
-            (false, _) => u64::MAX,
-            (true, true) if short => eligible,
-            (true, true) => {
-                turn.since.saturating_add(tuning::WAKE_ALLOWANCE_NS).max(now.saturating_add(backlog))
-            }
-            (true, false) => eligible.min(now.saturating_add((left / 2).max(2 * MILLI))),
-        })
-    }
-
-    /// Charges lent time that was kept after its owner wanted it back to the guarantee instead. So long kernels in lent
-    /// turns take nothing from others in the end.
-    fn reclaim_lent_time(&mut self, now: u64, turn: &CurrentTurn, view: &ContainerView) {
-        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.index)) else {
-            return;
-        };
-        if view.cores() > 0 {
-            let kept = i64::try_from(now.saturating_sub(contest.since)).unwrap_or(i64::MAX);
-            account.guarantee.spend(kept);
-            account.add_lent_time(view, kept.saturating_neg());
         }
     }
 
-    /// Charges the time that a container held the GPU while others could have used it, whether it was used or not.
-    fn charge_held_time(&mut self, now: u64, turn: &CurrentTurn, view: &ContainerView) {
-        let (Some(contest), Some(Some(account))) = (turn.contest, self.accounts.get_mut(turn.index)) else {
-            return;
-        };
-        let signed = |nanos: u64| i64::try_from(nanos).unwrap_or(i64::MAX);
-        // Work that was submitted before the contest was paid for, and so was what has been charged since.
-        let before = signed(contest.from.saturating_sub(contest.since));
-        let paid = before.saturating_add(account.charged.wrapping_sub(contest.charged));
-        let missing = account.settle_held_time(signed(now.saturating_sub(contest.since)), paid);
-        match turn.class {
-            TurnClass::Guaranteed => account.guarantee.spend(missing),
-            TurnClass::Lent => account.add_lent_time(view, missing),
+    /// Returns when to decide again.
+    fn next_decision(&mut self, now: u64) -> u64 {
+        let mut next = self.next_turn_event(now);
+        let mut samples = false;
+        for contender in self.contenders.iter().flatten() {
+            let occupied = contender.view.occupied;
+            samples |= occupied || contender.is_polled(now);
+            if self.gpus[contender.gpu].regime.takes_turns() {
+                if contender.view.waiting {
+                    let eligible =
+                        contender.account.eligible_in().map_or(u64::MAX, |after| now.saturating_add(after));
+                    let eligible = eligible.max(contender.account.skipped_until);
+                    if eligible > now {
+                        next = next.min(eligible);
+                    }
+                }
+            } else if contender.within_budget {
+                if let Some(budget) = contender.account.budget() {
+                    let open_for = now.saturating_sub(contender.account.last_turn_at);
+                    if occupied {
+                        next = next.min(now.saturating_add(budget));
+                    } else if contender.view.waiting && open_for < tuning::WAKE_ALLOWANCE_NS {
+                        // Its work begins soon after this decision, and not at a random time.
+                        next = next.min(now.saturating_add(tuning::HANDOVER_POLL_INTERVAL_NS));
+                    }
+                }
+            } else {
+                next = next
+                    .min(contender.account.budget_in().map_or(u64::MAX, |after| now.saturating_add(after)));
+            }
         }
+        if samples { next.min(now.saturating_add(self.sample_interval())) } else { next }
+    }
+
+    /// Returns the time until the next sample: 60 to 140 % of the mean.
+    fn sample_interval(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        tuning::SAMPLE_INTERVAL_NS * (60 + self.random % 81) / 100
     }
 }

@@ -173,6 +173,31 @@ fn unaccounted_work_is_reported() {
 }
 
 #[test]
+fn change_of_the_gate_causes_no_finding() {
+    // A container works all the time, and is counted only while it has a neighbor.
+    let works = |now: u64, counted: bool, spent| {
+        let mut round = round(now, vec![observed(5, MIB, 100)], vec![process(5, MIB)], spent);
+        round.containers[0].granted[0].waits_for_turns = counted;
+        round
+    };
+    for period in [1, 2, 5, 20] {
+        let mut audit = BypassAudit::default();
+        let mut spent = 0;
+        let mut since = 0;
+        for second in 0..100 {
+            let counted = (second / period) % 2 == 1;
+            since = if counted { since + 1 } else { 0 };
+            // The first round after a change is not counted as a whole.
+            spent += if since > 1 { SECOND / 2 } else { 0 };
+            // Two containers share the GPU then, but the driver reports that a second late.
+            let mut round = works(second * SECOND, since > 1, spent);
+            round.gpus[0].processes[0].busy = if since > 2 { 50 } else { 100 };
+            assert_eq!(audit.examine(&round), [], "second {second} of period {period}");
+        }
+    }
+}
+
+#[test]
 fn consistent_account_over_the_limit_is_reported() {
     let limit = granted().memory;
     let mut audit = BypassAudit::default();

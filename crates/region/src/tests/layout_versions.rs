@@ -29,11 +29,30 @@ fn contents(folder: &Path) -> [Vec<u8>; 2] {
     [LIMITS_FILE, USAGE_FILE].map(|file| fs::read(folder.join(file)).unwrap())
 }
 
+/// Length of `usage` in layouts 1 and 2.
+const USAGE_WITHOUT_MARKERS: u64 = 2_367_488;
+
+/// Ends `usage` with its slots, as before layout 3.
+fn remove_markers(folder: &TempDir) {
+    let usage = fs::File::options().write(true).open(folder.path().join(USAGE_FILE)).unwrap();
+    usage.set_len(USAGE_WITHOUT_MARKERS).unwrap();
+    overwrite(folder, USAGE_FILE, offset_of!(FileHeader, size), &USAGE_WITHOUT_MARKERS.to_le_bytes());
+}
+
+/// Rewrites the region as a release before layout 3 wrote it.
+fn make_layout_2(folder: &TempDir) {
+    for file in [LIMITS_FILE, USAGE_FILE] {
+        overwrite(folder, file, offset_of!(FileHeader, version), &2u32.to_le_bytes());
+    }
+    remove_markers(folder);
+}
+
 /// Rewrites the region as a release before layout 2 wrote it.
 fn make_layout_1(folder: &TempDir) {
     for file in [LIMITS_FILE, USAGE_FILE] {
         overwrite(folder, file, offset_of!(FileHeader, version), &1u32.to_le_bytes());
     }
+    remove_markers(folder);
     // Layout 1 has neither base nor generation.
     overwrite(folder, LIMITS_FILE, 28, &[0; 8]);
     let path = folder.path().join(LIMITS_FILE);
@@ -49,7 +68,7 @@ fn make_layout_1(folder: &TempDir) {
 #[test]
 fn new_region_has_the_current_layout_and_zero_reserved_words() {
     let (folder, handle) = create(&[gpu(1), gpu(2)]);
-    assert_eq!((handle.owner().layout(), handle.owner().gpus(), handle.owner().base_gpus()), (2, 2, 2));
+    assert_eq!((handle.owner().layout(), handle.owner().gpus(), handle.owner().base_gpus()), (3, 2, 2));
     let [limits, usage] = contents(folder.path());
     assert!(limits[36..128].iter().all(|byte| *byte == 0));
     for gpu in 0..2 {
@@ -108,18 +127,18 @@ fn unsupported_layout_is_left_untouched_by_every_side() {
     for (file, other) in [(LIMITS_FILE, USAGE_FILE), (USAGE_FILE, LIMITS_FILE)] {
         let (folder, handle) = create(&[gpu(1)]);
         drop(handle);
-        overwrite(&folder, file, offset_of!(FileHeader, version), &3u32.to_le_bytes());
+        overwrite(&folder, file, offset_of!(FileHeader, version), &4u32.to_le_bytes());
         if file == LIMITS_FILE {
             // A daemon of another version writes the same version into both files.
-            overwrite(&folder, other, offset_of!(FileHeader, version), &3u32.to_le_bytes());
+            overwrite(&folder, other, offset_of!(FileHeader, version), &4u32.to_le_bytes());
         }
         let before = contents(folder.path());
         let user = effective_user();
         let is_unsupported = |error: RegionError| {
-            let RegionError::UnsupportedVersion { path, found: 3, supported } = &error else {
+            let RegionError::UnsupportedVersion { path, found: 4, supported } = &error else {
                 panic!("{error}")
             };
-            assert_eq!((path, supported), (&folder.path().join(file), &(1..=2)), "not {other}");
+            assert_eq!((path, supported), (&folder.path().join(file), &(1..=3)), "not {other}");
         };
         if file == LIMITS_FILE {
             is_unsupported(RegionHandle::open(folder.path()).unwrap_err());
@@ -195,7 +214,7 @@ fn damaged_files_are_refused_by_name_and_not_changed() {
 fn container_that_damages_its_usage_stays_managed() {
     let set_version = |path: &Path| {
         let file = fs::File::options().write(true).open(path).unwrap();
-        file.write_all_at(&3u32.to_le_bytes(), offset_of!(FileHeader, version) as u64).unwrap();
+        file.write_all_at(&4u32.to_le_bytes(), offset_of!(FileHeader, version) as u64).unwrap();
     };
     let give_away = |path: &Path| drop(chown(path, Some(4321), None));
     let damage: [(DamageFn, Forgery); 4] = [
@@ -313,4 +332,47 @@ fn region_in_use_is_detected_by_its_locks_in_any_layout() {
     drop(tenant);
     assert!(!is_in_use(folder.path()) && !is_in_use(&folder.path().join("nowhere")));
     drop(handle);
+}
+
+/// Containers that a release with layout 2 started go on running under this one.
+#[test]
+fn layout_2_is_adopted_without_markers() {
+    let (folder, handle) = create(&[gpu(1)]);
+    drop(handle);
+    make_layout_2(&folder);
+    let tenant = attach(&folder);
+    tenant.reserve(0, 3 * MEMORY_UNIT).unwrap();
+    assert!(!tenant.has_shared_markers() && tenant.take_marker_page(0).is_some(), "of its own");
+    let low_latency = GpuShare { low_latency: true, waits_for_turns: true, ..gpu(1) };
+    let handle = RegionHandle::adopt(folder.path(), &[low_latency], effective_user()).unwrap();
+    assert_eq!((handle.owner().layout(), handle.owner().has_markers()), (2, false));
+    // The word is reserved in this layout.
+    assert!(!handle.owner().share(0).unwrap().low_latency);
+    // In layout 3 the daemon decides whether launches look at the turn. A shim of layout 2 always does.
+    handle.owner().turns(0).unwrap().set_gated(false);
+    assert!(tenant.is_gated(0));
+    let seen = handle.reader().snapshot().unwrap();
+    assert_eq!((seen.forged, seen.gpus[0].used), (vec![], 3 * MEMORY_UNIT));
+    assert_eq!(handle.reader().gpu_activity(0).unwrap(), crate::ComputeActivity::default());
+    assert_eq!(handle.owner().extend(&gpu(2)).unwrap(), 1);
+    assert_eq!(fs::metadata(folder.path().join(USAGE_FILE)).unwrap().len(), USAGE_WITHOUT_MARKERS);
+    assert_eq!(handle.reader().truncate_excess().unwrap(), None);
+}
+
+/// A container that starts again gets the current layout, whatever its last region had.
+#[test]
+fn region_created_over_an_older_one_has_markers() {
+    for make_older in [make_layout_1, make_layout_2] {
+        let (folder, handle) = create(&[gpu(1)]);
+        drop(handle);
+        make_older(&folder);
+        let handle = RegionHandle::create(folder.path(), &[gpu(1)], RegionPolicy::default()).unwrap();
+        assert_eq!((handle.owner().layout(), handle.owner().has_markers()), (3, true));
+        let tenant = attach(&folder);
+        assert!(tenant.has_shared_markers() && tenant.take_marker_page(0).is_some());
+        drop(handle);
+        let handle = RegionHandle::adopt(folder.path(), &[gpu(1)], effective_user()).unwrap();
+        assert_eq!(handle.reader().snapshot().unwrap().forged, []);
+        assert!(handle.reader().gpu_activity(0).is_ok());
+    }
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::layout::{GpuAccount, ProcessLane, ProcessSlot, USAGE_SIZE, UsageFile};
-use crate::{ComputeDemand, Forgery, MAX_GPUS, RegionError, USAGE_FILE, UsageReader};
+use crate::markers::ActivitySample;
+use crate::{ComputeActivity, Forgery, MAX_GPUS, RegionError, USAGE_FILE, UsageReader};
 use std::io::Write;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -37,9 +38,9 @@ fn snapshot_reports_usage_of_live_and_dead_processes() {
     assert_eq!((process.slot, process.pid), (two.slot(), std::process::id()));
     assert_eq!((process.held[0], process.held[1]), (4 * MEMORY_UNIT, 5 * MEMORY_UNIT));
     assert_eq!((process.waiting[1], process.busy_until[1], process.spent[1]), (1 << 22, 99, 98));
-    let demand = ComputeDemand { spent: 97, doorbell: 95, waiting: 1 << 22, busy_until: 99 };
-    assert_eq!(reader.demand(1, 50).unwrap(), demand);
-    assert_eq!(reader.demand(MAX_GPUS, 50).unwrap(), ComputeDemand::default());
+    let activity = ComputeActivity { doorbell: 95, waiting: 1 << 22, streams: ActivitySample::default() };
+    assert_eq!(reader.gpu_activity(1).unwrap(), activity);
+    assert_eq!(reader.gpu_activity(MAX_GPUS).unwrap(), ComputeActivity::default());
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn truncated_file_is_an_error_and_not_a_signal() {
     for length in [4096, 100, 0] {
         file.set_len(length).unwrap();
         assert!(matches!(reader.snapshot(), Err(RegionError::Damaged { .. })));
-        assert!(matches!(reader.demand(0, 0), Err(RegionError::Damaged { .. })));
+        assert!(matches!(reader.gpu_activity(0), Err(RegionError::Damaged { .. })));
         assert!(matches!(UsageReader::open(folder.path()), Err(RegionError::Damaged { .. })));
     }
 }

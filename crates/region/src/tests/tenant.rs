@@ -150,12 +150,12 @@ fn invalid_files_are_reported_by_cause() {
     for (file, size) in [(LIMITS_FILE, LIMITS_SIZE), (USAGE_FILE, USAGE_SIZE)] {
         let path = folder.path().join(file);
         let sound = std::fs::read(&path).unwrap();
-        for version in [0, 3, 255] {
+        for version in [0, 4, 255] {
             overwrite(&folder, file, offset_of!(FileHeader, version), &[version]);
             let RegionError::UnsupportedVersion { path: of, found, supported } = say() else {
                 panic!("{}", say())
             };
-            assert_eq!((of, found, supported), (path.clone(), version.into(), 1..=2));
+            assert_eq!((of, found, supported), (path.clone(), version.into(), 1..=3));
             assert!(say().to_string().contains(&format!("layout {version},")), "{}", say());
         }
         for (at, bytes) in [(0, 1u8), (offset_of!(FileHeader, size), 1)] {
@@ -292,18 +292,22 @@ fn waiter_is_woken_through_a_read_only_mapping() {
                 let waited = futex::wait(limits.turn_word(), before.0, Some(Duration::from_secs(60)));
                 assert_ne!(waited, futex::WaitOutcome::TimedOut);
             }
-            limits.allowed()
+            limits.turn()
         });
         // The thread usually waits by then; if not, it finds the turn open, which is also correct.
         std::thread::sleep(Duration::from_millis(20));
-        turns.open(1234);
-        assert_eq!(waiter.join().unwrap(), 1234);
+        let opened = turns.open();
+        assert_eq!(waiter.join().unwrap(), opened);
     });
     assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, true));
     turns.close();
     assert_eq!((limits.turn().number(), limits.turn().is_open()), (1, false));
-    turns.open(2000);
-    assert_eq!((limits.turn().number(), turns.allowed()), (2, 2000));
+    turns.drain();
+    let word = limits.turn();
+    assert_eq!((word.number(), word.is_open(), word.is_draining()), (1, false, true));
+    turns.open();
+    let word = limits.turn();
+    assert_eq!((word.number(), word.is_open(), word.is_draining()), (2, true, false));
     assert!(owner.turns(1).is_none());
 }
 

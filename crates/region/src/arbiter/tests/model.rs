@@ -1,14 +1,20 @@
-//! A model in virtual time: a GPU, containers that launch as the shim lets them, and an arbiter that wakes up late.
-//! Everything follows from a seed.
+//! A model in virtual time: GPUs whose driver gives time slices, containers that launch as the shim lets them, and an
+//! arbiter that wakes up late. Everything follows from a seed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{ContainerView, MICRO, MILLI, PERCENT, TIME_CHUNK_NS, TurnDecision, TurnScheduler, WHOLE_GPU};
+use super::{
+    ContenderView, DEFAULT_RUN_AHEAD_NS, GateState, MICRO, MILLI, PERCENT, SchedulerDecision, TurnScheduler,
+    WHOLE_GPU,
+};
 
+/// Time for which the driver runs one container's kernels while others have some queued.
 const GPU_SLICE_NS: u64 = 2 * MILLI;
-const QUEUE_DEPTH: usize = 1024;
-const UNKNOWN_COST_GUESS_NS: u64 = 100 * MICRO;
+/// The shim queues kernels of at least this length one at a time.
+const LONG_KERNEL_NS: u64 = 10 * MILLI;
+/// Time at which every simulation begins.
+const START: u64 = 1_000_000 * MILLI;
 
 /// A small random number generator; the model needs no good one.
 #[derive(Clone, Debug)]
@@ -28,13 +34,13 @@ impl XorShift {
 }
 
 /// How a container's program launches work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaunchPattern {
     /// Launches as fast as it may.
     Saturates,
     /// Launches one kernel, waits for it, pauses for this long, and repeats.
     Synchronizes(u64),
-    /// Saturates for this much GPU time, waits for it, sleeps for this long.
+    /// Launches this much GPU time, waits for it, sleeps for this long.
     Bursts(u64, u64),
     /// Does nothing until this time, saturates afterwards.
     From(u64),
@@ -42,207 +48,246 @@ pub(super) enum LaunchPattern {
     Stopped,
 }
 
-/// What a container reports about itself.
+/// What the processes of a container report about it. They still work as much as they can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reporting {
     Honest,
-    /// `busy_until` is always this far in the future.
-    NeverDrained(u64),
-    /// `busy_until` is always nothing.
-    AlwaysDrained,
-    /// Any of it may be false. The container still works as much as it is granted, and does not wait when it reports
-    /// so.
+    /// Forges what is not `None`.
     Forged {
-        spent: ForgedValue,
-        busy_until: ForgedValue,
+        occupied: Option<bool>,
         waiting: Option<bool>,
     },
+    /// A random view at every poll.
+    Random,
 }
 
-/// How a number is forged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ForgedValue {
-    /// The true value: nothing is forged.
-    None,
-    /// Always this value, whatever the truth is.
-    Always(u64),
-    /// The true value plus this.
-    Off(u64),
-    /// The true value divided by this.
-    Part(u64),
-    /// A random value at every poll.
-    Anything,
-    /// The true value, zero or the maximum, chosen at every poll.
-    Extremes,
-}
-
-impl ForgedValue {
-    fn apply(self, truth: u64, random: &mut XorShift) -> u64 {
-        match self {
-            Self::None => truth,
-            Self::Always(number) => number,
-            Self::Off(number) => truth.wrapping_add(number),
-            Self::Part(number) => truth / number,
-            Self::Anything => random.range(0, u64::MAX),
-            Self::Extremes => [truth, 0, u64::MAX][usize::try_from(random.range(0, 3)).unwrap()],
-        }
-    }
-}
-
+/// A container, which may have several GPUs. It has one process, a *rank*, on each.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedTenant {
-    pub(super) view: ContainerView,
+    pub(super) view: ContenderView,
+    pub(super) gpus: Vec<usize>,
     pub(super) pattern: LaunchPattern,
-    pub(super) reporting: Reporting,
     pub(super) kernels: Vec<u64>,
-    /// Least and most time that it takes to wake up when it gets a turn.
+    /// Length of a collective that follows every kernel: it spins until it has begun on all GPUs.
+    collective: Option<u64>,
+    reporting: Reporting,
+    /// Least and most time that a rank takes to wake up when its gate opens.
     wakes: (u64, u64),
-    learned: Vec<Option<u64>>,
-    left: i64,
-    seen: u64,
-    turn: u64,
-    open: bool,
-    allowed: u64,
-    asleep: bool,
-    burst: u64,
-    launched: u64,
-    queue: VecDeque<(u64, usize, u64, bool)>,
-    /// Blocked until its queue has space, or is empty.
-    blocked: Option<usize>,
-    /// GPU time that it really had.
-    pub(super) had: u64,
-    /// When it last had to wait; and the longest time that it waited for a turn.
-    asked: u64,
-    pub(super) longest_wait: u64,
-    pub(super) first_wait: Option<u64>,
 }
 
 impl SimulatedTenant {
     pub(super) fn new(cores: u32, ceiling: u32, kernels: &[u64]) -> Self {
+        let (cores, ceiling) = (cores * PERCENT, ceiling * PERCENT);
         Self {
-            view: ContainerView {
-                cores: cores * PERCENT,
-                ceiling: ceiling * PERCENT,
-                ..ContainerView::default()
-            },
+            view: ContenderView { cores, ceiling, ..ContenderView::default() },
+            gpus: vec![0],
             pattern: LaunchPattern::Saturates,
-            reporting: Reporting::Honest,
             kernels: kernels.to_vec(),
+            collective: None,
+            reporting: Reporting::Honest,
             wakes: (20 * MICRO, 200 * MICRO),
-            learned: vec![None; kernels.len()],
-            left: 0,
-            seen: 0,
-            turn: 0,
-            open: false,
-            allowed: 0,
-            asleep: false,
-            burst: 0,
-            launched: 0,
-            queue: VecDeque::new(),
-            blocked: None,
-            had: 0,
-            asked: 0,
-            longest_wait: 0,
-            first_wait: None,
         }
     }
 
-    pub(super) fn pattern(mut self, pattern: LaunchPattern) -> Self {
-        self.pattern = pattern;
-        self
+    pub(super) fn on(self, gpus: &[usize]) -> Self {
+        Self { gpus: gpus.to_vec(), ..self }
     }
 
-    pub(super) fn wakes(mut self, soonest: u64, latest: u64) -> Self {
-        self.wakes = (soonest, latest);
-        self
+    pub(super) fn pattern(self, pattern: LaunchPattern) -> Self {
+        Self { pattern, ..self }
     }
 
-    pub(super) fn reporting(mut self, reporting: Reporting) -> Self {
-        self.reporting = reporting;
-        self
+    pub(super) fn collective(self, nanos: u64) -> Self {
+        Self { collective: Some(nanos), ..self }
+    }
+
+    pub(super) fn reporting(self, reporting: Reporting) -> Self {
+        Self { reporting, ..self }
+    }
+
+    pub(super) fn wakes(self, soonest: u64, latest: u64) -> Self {
+        Self { wakes: (soonest, latest), ..self }
     }
 
     pub(super) fn priority(mut self, priority: u32) -> Self {
         self.view.priority = priority;
         self
     }
+
+    pub(super) fn low_latency(mut self) -> Self {
+        self.view.low_latency = true;
+        self
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    left: u64,
+    /// The number of a collective.
+    collective: Option<u64>,
+}
+
+/// Why a rank does not launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// It launches, or does something else.
+    No,
+    /// Until its gate opens.
+    Gate,
+    /// Until less is queued.
+    Queue,
+    /// Until its kernels have run.
+    Sync,
+}
+
+/// One process of a container, on one GPU. Its index is that of the contender.
+#[derive(Clone, Debug)]
+pub(super) struct Rank {
+    pub(super) tenant: usize,
+    gpu: usize,
+    pub(super) gate: GateState,
+    /// Whether launches look at the gate at all.
+    gated: bool,
+    pub(super) blocked: Blocked,
+    pub(super) queue: VecDeque<Kernel>,
+    queued: u64,
+    /// Since when the queue is not empty.
+    since: u64,
+    progress: u64,
+    burst: u64,
+    /// Number of collectives launched, and begun.
+    pub(super) launched: u64,
+    pub(super) begun: u64,
+    /// Of several events to continue launching, only the last one counts.
+    token: u64,
+    /// Number of collectives, or of kernels if there are none, that have run.
+    pub(super) steps: u64,
+    /// GPU time that it really had, and was charged.
+    pub(super) had: u64,
+    pub(super) charged: u64,
+    /// When it last began to wait for its gate; and how long it waited at first, and at most.
+    asked: u64,
+    pub(super) first_wait: Option<u64>,
+    pub(super) longest_wait: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Step(usize),
+    Launch(usize, u64),
     Wake(usize),
     Doorbell,
     Timer(u64),
 }
 
-/// One GPU and all containers that use it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gpu {
+    /// The rank whose kernels run, and for how long.
+    lane: usize,
+    slice: u64,
+    pub(super) busy: u64,
+    idle_since: Option<u64>,
+    /// Longest time for which it was idle although a container with an unlimited ceiling waited.
+    pub(super) longest_idle: u64,
+}
+
+/// All GPUs of a node, and the containers that use them.
 #[derive(Debug)]
 pub(super) struct Simulation {
     pub(super) now: u64,
-    pub(super) tenants: Vec<Option<SimulatedTenant>>,
+    pub(super) tenants: Vec<SimulatedTenant>,
+    /// `None` for a rank whose container has left.
+    pub(super) ranks: Vec<Option<Rank>>,
+    pub(super) gpus: Vec<Gpu>,
     pub(super) scheduler: TurnScheduler,
     pub(super) random: XorShift,
-    pub(super) orders: Vec<(u64, TurnDecision)>,
-    /// Longest time for which the GPU was idle although a container with an unlimited ceiling waited.
-    pub(super) longest_idle: u64,
-    pub(super) busy: u64,
-    /// GPU time of each container in each millisecond.
-    pub(super) trace: Vec<Vec<u64>>,
+    pub(super) decisions: u64,
+    /// Most nanoseconds by which the charges for a GPU exceeded the time that they are for.
+    pub(super) overcharged: u64,
+    /// Deepest debt of any contender.
+    pub(super) deepest_debt: i64,
+    decision: SchedulerDecision,
+    decided_at: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
     timer: u64,
-    lane: usize,
-    slice: u64,
-    idle_since: Option<u64>,
-    pub(super) decisions: u64,
 }
 
 impl Simulation {
     pub(super) fn new(seed: u64, tenants: Vec<SimulatedTenant>) -> Self {
         let mut simulation = Self {
-            now: 1_000_000 * MILLI,
+            now: START,
             tenants: Vec::new(),
+            ranks: Vec::new(),
+            gpus: Vec::new(),
             scheduler: TurnScheduler::new(),
             random: XorShift::new(seed),
-            orders: Vec::new(),
-            longest_idle: 0,
-            busy: 0,
-            trace: Vec::new(),
+            decisions: 0,
+            overcharged: 0,
+            deepest_debt: 0,
+            decision: SchedulerDecision::default(),
+            decided_at: START,
             events: BinaryHeap::new(),
             order: 0,
             timer: 0,
-            lane: 0,
-            slice: 0,
-            idle_since: None,
-            decisions: 0,
         };
         for tenant in tenants {
             simulation.join(tenant);
         }
-        simulation.at(simulation.now, Event::Doorbell);
+        simulation.at(START, Event::Doorbell);
         simulation
     }
 
-    pub(super) fn join(&mut self, mut tenant: SimulatedTenant) -> usize {
-        let index = self.tenants.len();
-        tenant.asked = self.now;
+    /// Adds a container. Returns the index of its first rank.
+    pub(super) fn join(&mut self, tenant: SimulatedTenant) -> usize {
+        let (number, first) = (self.tenants.len(), self.ranks.len());
         let start = match tenant.pattern {
-            LaunchPattern::From(when) => self.now + when,
+            LaunchPattern::From(after) => self.now + after,
             _ => self.now,
         };
-        self.tenants.push(Some(tenant));
-        let late = self.random.range(0, 300 * MICRO);
-        self.at(start + late, Event::Step(index));
-        index
+        for &gpu in &tenant.gpus {
+            let index = self.ranks.len();
+            self.gpus.resize(self.gpus.len().max(gpu + 1), Gpu::default());
+            self.scheduler.add(index, number as u64, gpu);
+            self.ranks.push(Some(Rank {
+                tenant: number,
+                gpu,
+                gate: GateState::Closed,
+                gated: true,
+                blocked: Blocked::No,
+                queue: VecDeque::new(),
+                queued: 0,
+                since: 0,
+                progress: 0,
+                burst: 0,
+                launched: 0,
+                begun: 0,
+                token: 0,
+                steps: 0,
+                had: 0,
+                charged: 0,
+                asked: self.now,
+                first_wait: None,
+                longest_wait: 0,
+            }));
+            let late = self.random.range(0, 300 * MICRO);
+            self.launch_at(index, start + late);
+        }
+        self.tenants.push(tenant);
+        first
     }
 
-    pub(super) fn leave(&mut self, index: usize) -> Option<SimulatedTenant> {
-        self.tenants[index].take()
+    /// Removes the container of a rank.
+    pub(super) fn leave(&mut self, rank: usize) {
+        let tenant = self.rank(rank).tenant;
+        for index in 0..self.ranks.len() {
+            if self.ranks[index].take_if(|rank| rank.tenant == tenant).is_some() {
+                self.scheduler.remove(index);
+            }
+        }
     }
 
-    pub(super) fn tenant(&mut self, index: usize) -> &mut SimulatedTenant {
-        self.tenants[index].as_mut().unwrap()
+    pub(super) fn rank(&mut self, index: usize) -> &mut Rank {
+        self.ranks[index].as_mut().unwrap()
     }
 
     fn at(&mut self, when: u64, event: Event) {
@@ -250,97 +295,134 @@ impl Simulation {
         self.events.push(Reverse((when, self.order, event)));
     }
 
-    /// Returns the GPU time that each container had in `span` from now on.
+    fn launch_at(&mut self, index: usize, when: u64) {
+        let rank = self.rank(index);
+        rank.token += 1;
+        let token = rank.token;
+        self.at(when, Event::Launch(index, token));
+    }
+
+    fn launch_after(&mut self, index: usize, soonest: u64, latest: u64) {
+        let late = self.random.range(soonest, latest);
+        self.launch_at(index, self.now + late);
+    }
+
+    /// Returns the GPU time that each rank had in `span` from now on.
     pub(super) fn run(&mut self, span: u64) -> Vec<u64> {
-        let before: Vec<u64> = self.tenants.iter().map(|it| it.as_ref().map_or(0, |it| it.had)).collect();
+        let had = |ranks: &[Option<Rank>]| -> Vec<u64> {
+            ranks.iter().map(|rank| rank.as_ref().map_or(0, |rank| rank.had)).collect()
+        };
+        let before = had(&self.ranks);
         let end = self.now + span;
         loop {
-            let gpu = self.gpu_event();
-            let next = self.events.peek().map(|Reverse((when, ..))| *when);
-            let when = gpu.unwrap_or(u64::MAX).min(next.unwrap_or(u64::MAX));
+            let gpu = (0..self.gpus.len()).filter_map(|gpu| self.gpu_event(gpu)).min().unwrap_or(u64::MAX);
+            let next = self.events.peek().map_or(u64::MAX, |Reverse((when, ..))| *when);
+            let when = gpu.min(next).max(self.now);
             if when > end {
                 break;
             }
             self.advance(when);
-            if let Some(Reverse((at, _, event))) = self.events.peek().copied()
-                && at <= when
+            if next <= when
+                && let Some(Reverse((.., event))) = self.events.pop()
             {
-                self.events.pop();
                 self.handle(event);
             }
         }
         self.advance(end);
-        let had = |index: usize| self.tenants[index].as_ref().map_or(0, |it| it.had);
-        (0..self.tenants.len()).map(|index| had(index) - before.get(index).copied().unwrap_or(0)).collect()
+        let after = had(&self.ranks);
+        after.iter().zip(before.iter().chain(std::iter::repeat(&0))).map(|(after, it)| after - it).collect()
     }
 
-    fn runs(&self, index: usize) -> bool {
-        self.tenants.get(index).and_then(Option::as_ref).is_some_and(|it| !it.queue.is_empty())
+    fn has_work(&self, index: usize) -> bool {
+        self.ranks.get(index).and_then(Option::as_ref).is_some_and(|rank| !rank.queue.is_empty())
     }
 
-    /// Returns when the GPU's state changes next: a kernel ends, or a slice.
-    fn gpu_event(&mut self) -> Option<u64> {
-        if !self.runs(self.lane) || self.slice == 0 {
-            let count = self.tenants.len();
-            let next =
-                (1..=count).map(|step| (self.lane + step) % count.max(1)).find(|index| self.runs(*index));
-            self.lane = next?;
-            self.slice = GPU_SLICE_NS;
+    /// Returns whether the rank's first kernel is a collective that waits for another rank.
+    fn spins(&self, rank: &Rank) -> bool {
+        let Some(number) = rank.queue.front().and_then(|kernel| kernel.collective) else { return false };
+        self.ranks.iter().flatten().any(|peer| peer.tenant == rank.tenant && peer.begun <= number)
+    }
+
+    /// Lets a rank run if the last one has used its slice. Returns when that changes next: a kernel ends, or a slice.
+    fn gpu_event(&mut self, gpu: usize) -> Option<u64> {
+        let Gpu { lane, slice, .. } = self.gpus[gpu];
+        let is_here = |it: usize| self.ranks[it].as_ref().is_some_and(|rank| rank.gpu == gpu);
+        if slice == 0 || !(self.has_work(lane) && is_here(lane)) {
+            let count = self.ranks.len();
+            let lane = (1..=count)
+                .map(|step| (lane + step) % count)
+                .find(|&index| self.has_work(index) && is_here(index))?;
+            (self.gpus[gpu].lane, self.gpus[gpu].slice) = (lane, GPU_SLICE_NS);
         }
-        let head = self.tenants[self.lane].as_ref()?.queue.front()?.0;
-        Some(self.now + head.min(self.slice))
+        let Gpu { lane, slice, .. } = self.gpus[gpu];
+        let rank = self.rank(lane);
+        if let Some(number) = rank.queue[0].collective {
+            rank.begun = rank.begun.max(number + 1);
+        }
+        let rank = self.ranks[lane].as_ref()?;
+        let left = if self.spins(rank) { u64::MAX } else { rank.queue[0].left };
+        Some(self.now + left.min(slice))
     }
 
     /// Lets time pass, at most up to the next change.
     fn advance(&mut self, to: u64) {
         let passed = to - self.now;
-        let lane = self.lane;
         self.now = to;
-        let runs = self.runs(lane) && self.slice > 0;
-        if runs {
-            self.slice -= passed;
-            self.busy += passed;
-            let milli = usize::try_from(to / MILLI - 1_000_000).unwrap();
-            if self.trace.len() <= milli {
-                self.trace.resize(milli + 1, Vec::new());
+        for gpu in 0..self.gpus.len() {
+            let lane = self.gpus[gpu].lane;
+            let runs = self.has_work(lane) && self.gpus[gpu].slice > 0;
+            let spins = self.ranks[lane].as_ref().is_some_and(|rank| self.spins(rank));
+            if runs && self.rank(lane).gpu == gpu {
+                self.gpus[gpu].slice -= passed;
+                self.gpus[gpu].busy += passed;
+                self.run_kernel(lane, passed, spins);
             }
-            let seats = self.tenants.len();
-            self.trace[milli].resize(seats, 0);
-            self.trace[milli][lane] += passed;
-            let noise = self.random.range(995, 1006);
-            let tenant = self.tenants[lane].as_mut().unwrap();
-            tenant.had += passed;
-            let head = tenant.queue.front_mut().unwrap();
-            head.0 -= passed;
-            if head.0 == 0 {
-                let (_, key, charged, sampled) = tenant.queue.pop_front().unwrap();
-                if sampled {
-                    // The duration that two events measured, slightly off the true one.
-                    let measured = tenant.kernels[key] * noise / 1000;
-                    tenant.learned[key] = Some(measured);
-                    tenant.view.spent = tenant.view.spent.wrapping_add(measured).wrapping_sub(charged);
-                }
-                if tenant.blocked.is_some_and(|room| tenant.queue.len() <= room) {
-                    tenant.blocked = None;
-                    let after = match tenant.pattern {
-                        LaunchPattern::Synchronizes(think) => think,
-                        LaunchPattern::Bursts(_, sleep) if tenant.burst == 0 => sleep,
-                        _ => 0,
-                    };
-                    let after = after + self.random.range(5 * MICRO, 50 * MICRO);
-                    self.at(to + after, Event::Step(lane));
-                }
+            let work = |rank: &Rank| rank.gpu == gpu && !rank.queue.is_empty();
+            let wants = |rank: &Rank| {
+                let tenant = &self.tenants[rank.tenant];
+                rank.gpu == gpu
+                    && rank.blocked == Blocked::Gate
+                    && tenant.view.ceiling >= WHOLE_GPU
+                    && tenant.pattern != LaunchPattern::Stopped
+            };
+            let is_idle = !self.ranks.iter().flatten().any(work) && self.ranks.iter().flatten().any(wants);
+            let state = &mut self.gpus[gpu];
+            if is_idle {
+                let since = *state.idle_since.get_or_insert(to);
+                state.longest_idle = state.longest_idle.max(to - since);
+            } else {
+                state.idle_since = None;
             }
         }
-        let idle = !self.tenants.iter().flatten().any(|it| !it.queue.is_empty());
-        let wanted = self.tenants.iter().flatten().any(|it| {
-            it.view.waiting && it.view.ceiling >= WHOLE_GPU && !matches!(it.pattern, LaunchPattern::Stopped)
-        });
-        if idle && wanted {
-            let since = *self.idle_since.get_or_insert(to);
-            self.longest_idle = self.longest_idle.max(to - since);
-        } else {
-            self.idle_since = None;
+    }
+
+    fn run_kernel(&mut self, index: usize, passed: u64, spins: bool) {
+        let tenant = self.rank(index).tenant;
+        let pattern = self.tenants[tenant].pattern;
+        let rank = self.rank(index);
+        rank.had += passed;
+        let head = &mut rank.queue[0];
+        if spins {
+            return;
+        }
+        head.left -= passed;
+        rank.queued -= passed;
+        if rank.queue[0].left > 0 {
+            return;
+        }
+        let ended = rank.queue.pop_front().unwrap();
+        rank.progress += 1;
+        rank.steps += u64::from(ended.collective.is_some() || rank.launched == 0);
+        match rank.blocked {
+            Blocked::Queue => self.launch_after(index, 30 * MICRO, 90 * MICRO),
+            Blocked::Sync if rank.queue.is_empty() => {
+                let pause = match pattern {
+                    LaunchPattern::Synchronizes(pause) | LaunchPattern::Bursts(_, pause) => pause,
+                    _ => 0,
+                };
+                self.launch_after(index, pause + 5 * MICRO, pause + 50 * MICRO);
+            }
+            Blocked::No | Blocked::Gate | Blocked::Sync => {}
         }
     }
 
@@ -349,123 +431,148 @@ impl Simulation {
             Event::Doorbell => self.arbitrate(),
             Event::Timer(number) if number == self.timer => self.arbitrate(),
             Event::Timer(_) => {}
-            Event::Wake(index) => {
-                let now = self.now;
-                if let Some(tenant) = &mut self.tenants[index]
-                    && tenant.asleep
-                    && !matches!(tenant.pattern, LaunchPattern::Stopped)
-                {
-                    tenant.asleep = false;
-                    tenant.view.waiting = false;
-                    if tenant.open {
-                        tenant.first_wait.get_or_insert(now - tenant.asked);
-                        tenant.longest_wait = tenant.longest_wait.max(now - tenant.asked);
-                    }
-                    self.step(index, true);
+            Event::Wake(index) | Event::Launch(index, _) => {
+                let Some(rank) = self.ranks[index].as_ref() else { return };
+                let due = match event {
+                    Event::Launch(_, token) => rank.token == token,
+                    _ => rank.blocked == Blocked::Gate,
+                };
+                if due {
+                    self.launch(index);
                 }
             }
-            Event::Step(index) => self.step(index, false),
         }
     }
 
-    /// Simulates what the shim does at a launch.
-    fn step(&mut self, index: usize, woken: bool) {
+    /// Simulates what the program and the shim do at a launch.
+    fn launch(&mut self, index: usize) {
         let now = self.now;
-        let Some(tenant) = self.tenants[index].as_mut() else { return };
-        let key = usize::try_from(self.random.range(0, tenant.kernels.len() as u64)).unwrap();
-        let charged = tenant.learned[key].unwrap_or(UNKNOWN_COST_GUESS_NS);
-        // A kernel of unknown length is launched alone until it was measured.
-        let unknown = tenant.learned[key].is_none();
-        let fast = tenant.seen == tenant.turn && tenant.left > 0;
-        if !fast {
-            tenant.seen = tenant.turn;
-            #[expect(clippy::cast_possible_wrap)]
-            let room = tenant.allowed.wrapping_sub(tenant.view.spent) as i64;
-            if !tenant.open || (tenant.left <= 0 && room <= 0) {
-                if !woken {
-                    tenant.asked = now;
-                }
-                tenant.asleep = true;
-                tenant.view.waiting = true;
-                let late = self.random.range(20 * MICRO, 120 * MICRO);
-                self.at(now + late, Event::Doorbell);
-                return;
-            }
-            if tenant.left <= 0 {
-                let owed = u64::try_from(-tenant.left).unwrap_or(0);
-                let chunk = (charged + owed).max(TIME_CHUNK_NS);
-                tenant.view.spent = tenant.view.spent.wrapping_add(chunk);
-                tenant.view.busy_until = tenant.view.busy_until.max(now) + chunk;
-                tenant.left += i64::try_from(chunk).unwrap();
-            }
-        }
-        tenant.left -= i64::try_from(charged).unwrap();
-        tenant.launched += 1;
-        let sampled = unknown || tenant.launched % 128 == 0;
-        tenant.queue.push_back((tenant.kernels[key], key, charged, sampled));
-        let room = match tenant.pattern {
-            _ if unknown => Some(0),
-            LaunchPattern::Synchronizes(_) => Some(0),
-            LaunchPattern::Bursts(work, _) => {
-                tenant.burst += charged;
-                (tenant.burst >= work).then(|| {
-                    tenant.burst = 0;
-                    0
-                })
-            }
-            _ => (tenant.queue.len() >= QUEUE_DEPTH).then_some(QUEUE_DEPTH - 1),
+        let run_ahead = self.scheduler.run_ahead(index);
+        let is_watched = self.scheduler.is_active(index);
+        let (rank, random) = (self.ranks[index].as_mut().unwrap(), &mut self.random);
+        let tenant = &self.tenants[rank.tenant];
+        let passes = match rank.gate {
+            _ if !rank.gated => true,
+            GateState::Open => tenant.pattern != LaunchPattern::Stopped,
+            GateState::Draining => rank.queue.is_empty(),
+            GateState::Closed => false,
         };
-        if room.is_some() {
-            tenant.blocked = room;
-        } else {
-            let cost = self.random.range(2 * MICRO, 6 * MICRO);
-            self.at(now + cost, Event::Step(index));
+        if !passes {
+            if rank.blocked != Blocked::Gate {
+                (rank.blocked, rank.asked) = (Blocked::Gate, now);
+                let late = random.range(20 * MICRO, 120 * MICRO);
+                self.at(now + late, Event::Doorbell);
+            }
+            return;
         }
+        if rank.blocked == Blocked::Gate {
+            rank.first_wait.get_or_insert(now - rank.asked);
+            rank.longest_wait = rank.longest_wait.max(now - rank.asked);
+        }
+        let kernel = tenant.kernels[random.range(0, tenant.kernels.len() as u64) as usize];
+        let least = if kernel >= LONG_KERNEL_NS || run_ahead < DEFAULT_RUN_AHEAD_NS { 1 } else { 3 };
+        if rank.queue.len() >= least && rank.queued + kernel > run_ahead {
+            rank.blocked = Blocked::Queue;
+            return;
+        }
+        let rings = rank.queue.is_empty() && !is_watched;
+        if rank.queue.is_empty() {
+            rank.since = now;
+        }
+        rank.queue.push_back(Kernel { left: kernel, collective: None });
+        rank.queued += kernel;
+        rank.burst += kernel;
+        if let Some(length) = tenant.collective {
+            rank.queue.push_back(Kernel { left: length, collective: Some(rank.launched) });
+            rank.launched += 1;
+            rank.queued += length;
+        }
+        rank.blocked = match tenant.pattern {
+            LaunchPattern::Synchronizes(_) => Blocked::Sync,
+            LaunchPattern::Bursts(work, _) if rank.burst >= work => Blocked::Sync,
+            _ => Blocked::No,
+        };
+        if rank.blocked == Blocked::Sync {
+            rank.burst = 0;
+        } else {
+            self.launch_after(index, 2 * MICRO, 6 * MICRO);
+        }
+        if rings {
+            let late = self.random.range(20 * MICRO, 120 * MICRO);
+            self.at(now + late, Event::Doorbell);
+        }
+    }
+
+    fn view(&mut self, index: usize) -> Option<ContenderView> {
+        let rank = self.ranks[index].as_ref()?;
+        let tenant = &self.tenants[rank.tenant];
+        let honest = ContenderView {
+            waiting: rank.blocked == Blocked::Gate,
+            occupied: !rank.queue.is_empty(),
+            since: if rank.queue.is_empty() { 0 } else { rank.since },
+            progress: rank.progress,
+            ..tenant.view
+        };
+        Some(match tenant.reporting {
+            Reporting::Honest => honest,
+            Reporting::Forged { occupied, waiting } => ContenderView {
+                occupied: occupied.unwrap_or(honest.occupied),
+                waiting: waiting.unwrap_or(honest.waiting),
+                ..honest
+            },
+            Reporting::Random => ContenderView {
+                waiting: self.random.range(0, 2) == 0,
+                occupied: self.random.range(0, 2) == 0,
+                since: self.random.range(0, u64::MAX),
+                progress: self.random.range(0, 5),
+                ..honest
+            },
+        })
     }
 
     fn arbitrate(&mut self) {
         let now = self.now;
         self.decisions += 1;
-        let random = &mut self.random;
-        let views: Vec<Option<ContainerView>> = self
-            .tenants
-            .iter()
-            .map(|tenant| {
-                let tenant = tenant.as_ref()?;
-                let view = tenant.view;
-                Some(match tenant.reporting {
-                    Reporting::Honest => view,
-                    Reporting::NeverDrained(far) => ContainerView { busy_until: now + far, ..view },
-                    Reporting::AlwaysDrained => ContainerView { busy_until: 0, ..view },
-                    Reporting::Forged { spent, busy_until, waiting } => ContainerView {
-                        spent: spent.apply(view.spent, random),
-                        busy_until: busy_until.apply(view.busy_until, random),
-                        waiting: waiting.unwrap_or(view.waiting),
-                        ..view
-                    },
-                })
-            })
-            .collect();
-        let order = self.scheduler.decide(now, &views);
-        self.orders.push((now, order));
-        if let Some(index) = order.close {
-            self.tenant(index).open = false;
-            self.tenant(index).turn += 1;
+        let views: Vec<_> = (0..self.ranks.len()).map(|index| self.view(index)).collect();
+        let mut decision = std::mem::take(&mut self.decision);
+        self.scheduler.decide(now, &views, &mut decision);
+        let mut charged = vec![0; self.gpus.len()];
+        for index in 0..self.ranks.len() {
+            let charge = self.scheduler.take_charge(index);
+            self.deepest_debt = self.deepest_debt.min(self.scheduler.credit(index));
+            let Some(rank) = &mut self.ranks[index] else { continue };
+            rank.charged += charge;
+            charged[rank.gpu] += charge;
         }
-        if let Some(open) = order.open {
-            let (soonest, latest) = self.tenant(open.index).wakes;
-            let late = self.random.range(soonest, latest);
-            let tenant = self.tenant(open.index);
-            tenant.open = true;
-            tenant.turn += 1;
-            // A container that forged its total still has the amount that it was granted.
-            let reported = views[open.index].map_or(0, |view| view.spent);
-            tenant.allowed = open.allowed.wrapping_sub(reported).wrapping_add(tenant.view.spent);
-            self.at(now + late, Event::Wake(open.index));
+        let most = charged.into_iter().max().unwrap_or(0);
+        self.overcharged = self.overcharged.max(most.saturating_sub(now - self.decided_at));
+        self.decided_at = now;
+        for &(index, gate) in &decision.gates {
+            let rank = self.rank(index);
+            rank.gate = gate;
+            // A thread that waits for its queue looks at the gate, too.
+            if rank.blocked == Blocked::Queue {
+                self.launch_after(index, 60 * MICRO, 500 * MICRO);
+            }
+        }
+        for index in 0..self.ranks.len() {
+            let Some(rank) = &self.ranks[index] else { continue };
+            let (gpu, tenant) = (rank.gpu, rank.tenant);
+            let others = self.ranks.iter().flatten().any(|it| it.gpu == gpu && it.tenant != tenant);
+            let gated = others || self.tenants[tenant].view.ceiling < WHOLE_GPU;
+            let (soonest, latest) = self.tenants[tenant].wakes;
+            let rank = self.rank(index);
+            let opened = decision.gates.iter().any(|&(it, gate)| it == index && gate != GateState::Closed);
+            let woken = rank.blocked == Blocked::Gate && (opened || (rank.gated && !gated));
+            rank.gated = gated;
+            if woken {
+                let late = self.random.range(soonest, latest);
+                self.at(now + late, Event::Wake(index));
+            }
         }
         self.timer += 1;
         let late = self.random.range(5 * MICRO, 60 * MICRO);
-        let timer = Event::Timer(self.timer);
-        self.at(order.next + late, timer);
+        self.at(decision.next + late, Event::Timer(self.timer));
+        self.decision = decision;
     }
 }
