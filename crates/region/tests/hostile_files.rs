@@ -20,7 +20,7 @@ proptest! {
 
     #[test]
     fn arbitrary_contents_are_survived(
-        layout in 1..=2u32,
+        layout in 1..=3u32,
         bytes in prop::collection::vec(any::<u8>(), 0..1024),
         amounts in amounts(),
     ) {
@@ -37,8 +37,8 @@ proptest! {
     /// Truncates a file to any length.
     #[test]
     fn truncated_files_are_refused(
-        layout in 1..=2u32,
-        length in 0..2_400_000u64,
+        layout in 1..=3u32,
+        length in 0..3_500_000u64,
         limits in any::<bool>(),
         amounts in amounts(),
     ) {
@@ -60,7 +60,7 @@ proptest! {
 #[test]
 fn victim_survives_a_hostile_neighbor() {
     let folder = tempfile::tempdir().unwrap();
-    let _owner = make(folder.path(), 2);
+    let _owner = make(folder.path(), 3);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -3,6 +3,7 @@
 //! The test starts itself again as a child process, which acts by its role and reports on its standard output.
 #![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
+use partage_region::protocol::MARKER_PAGE_COUNT;
 use partage_region::{
     GpuShare, MEMORY_UNIT, RegionOwner, RegionPolicy, RegionTenant, UsageReader, failpoint,
 };
@@ -106,6 +107,8 @@ fn child_process() {
 fn hold(folder: &Path, units: u32) {
     let region = RegionTenant::attach(folder).unwrap();
     region.reserve(0, u64::from(units) * MEMORY_UNIT).unwrap();
+    // More processes may hold memory than there are pages.
+    let _ = region.take_marker_page(0);
     report(&format!("holding {} {}", region.slot(), std::process::id()));
     wait_for_stdin();
 }
@@ -121,6 +124,10 @@ fn full_life_cycle(folder: &Path, n: u32) {
     region.reserve(0, 60 * MEMORY_UNIT).unwrap();
     assert!(region.reserve(0, 100 * MEMORY_UNIT).is_err());
     region.reclaim_dead_processes();
+    let page = region.take_marker_page(0).unwrap();
+    region.take_marker_page(1).unwrap();
+    region.return_marker_page(page);
+    region.take_marker_page(1).unwrap();
     drop(region);
     failpoint::disarm();
     report("survived");
@@ -172,6 +179,8 @@ fn process_killed_at_any_failpoint_is_reclaimed() {
             "killed at failpoint {n}"
         );
         assert_eq!(living.gpu_account(0).refusals() & !1, 0, "killed at failpoint {n}");
+        let pages = std::iter::from_fn(|| living.take_marker_page(0)).count();
+        assert_eq!(pages, MARKER_PAGE_COUNT, "killed at failpoint {n}");
     }
     assert!(failpoints > 60, "only {failpoints} failpoints");
 }

@@ -7,6 +7,9 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// Length of `usage` in layouts 1 and 2.
+const USAGE_WITHOUT_MARKERS: u64 = 2_367_488;
+
 /// Creates a region with two GPUs, in one of the supported layouts.
 pub(crate) fn make(folder: &Path, layout: u32) -> RegionOwner {
     let share = |uuid: u8| GpuShare { uuid: [uuid; 16], memory: 100 * MEMORY_UNIT, ..GpuShare::default() };
@@ -15,11 +18,17 @@ pub(crate) fn make(folder: &Path, layout: u32) -> RegionOwner {
     if layout == owner.layout() {
         return owner;
     }
-    // Layout 1 has every word in the same place, no base and no generation, and compute in hundredths of a percent.
     let files = open(folder);
     for file in &files {
         file.write_all_at(&layout.to_le_bytes(), 8).expect("the file exists");
     }
+    // Before layout 3, `usage` ended with the slots.
+    files[1].set_len(USAGE_WITHOUT_MARKERS).expect("the file exists");
+    files[1].write_all_at(&USAGE_WITHOUT_MARKERS.to_le_bytes(), 16).expect("the file exists");
+    if layout > 1 {
+        return RegionOwner::open(folder).expect("the layout is supported");
+    }
+    // Layout 1 has every word in the same place, no base and no generation, and compute in hundredths of a percent.
     files[0].write_all_at(&[0; 8], 28).expect("the file exists");
     for gpu in 0..2 {
         files[0].write_all_at(&10_000u32.to_le_bytes(), 128 + gpu * 256 + 36).expect("the file exists");
@@ -66,13 +75,25 @@ pub(crate) fn use_region(folder: &Path, amounts: [u64; 4]) {
                 let limits = region.limits(gpu);
                 let _ = (
                     limits.turn().next_open(),
-                    limits.allowed(),
+                    limits.charged(),
+                    limits.run_ahead(),
                     region.cores(gpu),
-                    limits.waits_for_turns(),
+                    region.is_gated(gpu),
                 );
                 let account = region.gpu_account(gpu);
                 let _ = (account.peak(), account.refusals());
                 region.release(gpu, amount);
+            }
+            let _ = region.activity(gpu);
+            if let Some(page) = region.take_marker_page(gpu) {
+                for index in [0, 62, 63, usize::MAX] {
+                    let Some(stream) = page.stream(index) else { continue };
+                    stream.open(amounts[0]);
+                    stream.set_issued(stream.issued().next(true));
+                    let _ = (stream.outstanding(), stream.is_at_boundary());
+                }
+                let _ = region.activity(gpu);
+                region.return_marker_page(page);
             }
         }
         region.reclaim_dead_processes_if_due();
@@ -83,7 +104,9 @@ pub(crate) fn use_region(folder: &Path, amounts: [u64; 4]) {
         if let Ok(seen) = reader.snapshot() {
             assert!(seen.processes.len() <= partage_region::SLOT_COUNT);
         }
-        let _ = reader.demand(1, amounts[0]);
+        for gpu in [0, 1, 15, 16, usize::MAX] {
+            let _ = reader.gpu_activity(gpu);
+        }
     }
     let _ = is_in_use(folder);
     if let Ok(handle) = RegionHandle::open(folder) {
