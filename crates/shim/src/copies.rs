@@ -1,26 +1,35 @@
-//! Copies and fills, which wait for turns only if the region's policy says so: they use the GPU's copy engines, not its
-//! cores.
+//! Copies and fills, which wait for turns only if the region's policy enables it: they use the GPU's copy engines, not
+//! its cores. Otherwise they are boundaries, because a stream that copies does not occupy the GPU.
 //!
-//! All functions of the family are hooked in the same way, from the table of `driver-api`. A function is one kind of
-//! work, whatever the size of the copy: each call is charged what calls of the function take on average.
+//! All functions of the family are hooked in the same way, from the table of `driver-api`.
 #![allow(unsafe_code)]
 
 use crate::hook::{StreamVariant, hooks};
 use crate::process;
-use crate::throttle::{self, SubmittedWork, WorkKey, submit};
+use crate::throttle::boundaries::{self, WaitScope};
+use crate::throttle::{self, Submission, submit};
 use partage_driver_api::cuda::*;
 
-/// Kind of work in a [`WorkKey`] that stands for copies.
-const COPY_KIND: u64 = 2;
-
-/// Returns whether copies of this process are throttled.
+/// Returns whether copies of this process wait for turns, or matter to the markers of its streams.
 #[inline]
 fn needed() -> bool {
-    process::attached().is_some_and(|process| process.region.policy().throttle_copies) && throttle::needed()
+    process::attached().is_some() && (boundaries::marked() || (is_throttled() && throttle::needed()))
 }
 
-fn copy_work(name: &'static str, stream: CUstream, variant: StreamVariant) -> SubmittedWork {
-    SubmittedWork { key: WorkKey::other(COPY_KIND, name.as_ptr().addr() as u64), stream, variant }
+fn is_throttled() -> bool {
+    process::attached().is_some_and(|process| process.region.policy().throttle_copies)
+}
+
+/// Copies with the driver's call. A copy that is not asynchronous waits for the work before it.
+fn copy(name: &str, stream: CUstream, variant: StreamVariant, call: impl FnOnce() -> CUresult) -> CUresult {
+    if is_throttled() {
+        return submit(|| Submission { stream, variant, launches: 1 }, call);
+    }
+    if name.contains("Async") {
+        boundaries::put_boundary(stream, variant);
+        return call();
+    }
+    boundaries::wait_for_work(WaitScope::Other, call)
 }
 
 /// Selects the family from the table and hooks every function of it.
@@ -31,8 +40,10 @@ macro_rules! families {
     (@family CopyApi { $(fn $name:ident $args:tt $(twin $twin:ident)?;)* }) => {
         hooks! { cuda;
             $(fn $name $args $(twin $twin)? |next, variant| if needed {
-                submit(
-                    || copy_work(stringify!($name), families!(@stream $args), variant),
+                copy(
+                    stringify!($name),
+                    families!(@stream $args),
+                    variant,
                     // SAFETY: the application's arguments, passed on unchanged under the driver function's own
                     // contract.
                     || unsafe { families!(@call next $args) },

@@ -3,46 +3,20 @@
 
 use crate::hook::{StreamVariant, hooks};
 use crate::memory;
-use crate::throttle::{SubmittedWork, WorkKey, needed, submit};
+use crate::throttle::{LAUNCHES_PER_GRAPH, Submission, needed, submit};
 use partage_driver_api::cuda::*;
-
-/// Kind of work in a [`WorkKey`] that stands for graphs.
-const GRAPH_KIND: u64 = 1;
 
 /// The default stream, for calls without a stream argument.
 const NO_STREAM: CUstream = std::ptr::null_mut();
 
-fn kernel_work(
-    function: CUfunction,
-    blocks: [u32; 3],
-    threads: [u32; 3],
-    stream: CUstream,
-    variant: StreamVariant,
-) -> SubmittedWork {
-    SubmittedWork { key: WorkKey::kernel(function.addr(), blocks, threads), stream, variant }
-}
-
-/// Describes a launch by the old calls, which set a kernel's threads beforehand: shapes of one function differ by their
-/// blocks only.
-fn grid_work(
-    function: CUfunction,
-    width: i32,
-    height: i32,
-    stream: CUstream,
-    variant: StreamVariant,
-) -> SubmittedWork {
-    kernel_work(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [1; 3], stream, variant)
+fn kernel_in(stream: CUstream, variant: StreamVariant) -> Submission {
+    Submission { stream, variant, launches: 1 }
 }
 
 /// Returns whether launches of graphs need a hook, if only for the memory that they take.
 #[inline]
 fn graphs_needed() -> bool {
     needed() || memory::graphs::any_allocates()
-}
-
-/// Returns the key of a graph's launches.
-pub(crate) fn graph_key(exec: CUgraphExec) -> WorkKey {
-    WorkKey::other(GRAPH_KIND, exec.addr() as u64)
 }
 
 hooks! { cuda;
@@ -59,9 +33,8 @@ hooks! { cuda;
         kernel_params: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) twin cuLaunchKernel_ptsz |next, variant| if needed {
-        let (blocks, threads) = ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]);
         submit(
-            || kernel_work(function, blocks, threads, stream, variant),
+            || kernel_in(stream, variant),
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe {
                 next(
@@ -82,16 +55,8 @@ hooks! { cuda;
             || {
                 // SAFETY: null, or a configuration that the application passed for the driver to read; the driver
                 // rejects null.
-                match unsafe { config.as_ref() } {
-                    Some(shape) => kernel_work(
-                        function,
-                        [shape.gridDimX, shape.gridDimY, shape.gridDimZ],
-                        [shape.blockDimX, shape.blockDimY, shape.blockDimZ],
-                        shape.hStream,
-                        variant,
-                    ),
-                    None => kernel_work(function, [1; 3], [1; 3], NO_STREAM, variant),
-                }
+                let stream = unsafe { config.as_ref() }.map_or(NO_STREAM, |config| config.hStream);
+                kernel_in(stream, variant)
             },
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(config, function, kernel_params, extra) },
@@ -110,9 +75,8 @@ hooks! { cuda;
         stream: CUstream,
         kernel_params: *mut *mut c_void,
     ) twin cuLaunchCooperativeKernel_ptsz |next, variant| if needed {
-        let (blocks, threads) = ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]);
         submit(
-            || kernel_work(function, blocks, threads, stream, variant),
+            || kernel_in(stream, variant),
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe {
                 next(
@@ -129,23 +93,15 @@ hooks! { cuda;
         flags: u32,
     ) |next, variant| if needed {
         if num_devices > 1 {
-            // A container cannot have the turn on several GPUs at once; CUDA itself has deprecated this call.
+            // CUDA has deprecated launches on several devices, and newer versions lack them.
             return CUDA_ERROR_NOT_SUPPORTED;
         }
         submit(
             || {
                 // SAFETY: null, or a list that the application passed for the driver to read; the driver rejects null.
                 // Only its first entry is read, and only if it has one.
-                match unsafe { launch_params_list.as_ref() }.filter(|_| num_devices > 0) {
-                    Some(shape) => kernel_work(
-                        shape.function,
-                        [shape.gridDimX, shape.gridDimY, shape.gridDimZ],
-                        [shape.blockDimX, shape.blockDimY, shape.blockDimZ],
-                        shape.hStream,
-                        variant,
-                    ),
-                    None => kernel_work(std::ptr::null_mut(), [1; 3], [1; 3], NO_STREAM, variant),
-                }
+                let first = unsafe { launch_params_list.as_ref() }.filter(|_| num_devices > 0);
+                kernel_in(first.map_or(NO_STREAM, |launch| launch.hStream), variant)
             },
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(launch_params_list, num_devices, flags) },
@@ -154,12 +110,12 @@ hooks! { cuda;
 
     fn cuLaunch(function: CUfunction) |next, variant| if needed {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        submit(|| grid_work(function, 1, 1, NO_STREAM, variant), || unsafe { next(function) })
+        submit(|| kernel_in(NO_STREAM, variant), || unsafe { next(function) })
     }
 
     fn cuLaunchGrid(function: CUfunction, grid_width: i32, grid_height: i32) |next, variant| if needed {
         submit(
-            || grid_work(function, grid_width, grid_height, NO_STREAM, variant),
+            || kernel_in(NO_STREAM, variant),
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(function, grid_width, grid_height) },
         )
@@ -172,7 +128,7 @@ hooks! { cuda;
         stream: CUstream,
     ) |next, variant| if needed {
         submit(
-            || grid_work(function, grid_width, grid_height, stream, variant),
+            || kernel_in(stream, variant),
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || unsafe { next(function, grid_width, grid_height, stream) },
         )
@@ -180,7 +136,7 @@ hooks! { cuda;
 
     fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) twin cuGraphLaunch_ptsz |next, variant| if graphs_needed {
         submit(
-            || SubmittedWork { key: graph_key(exec), stream, variant },
+            || Submission { stream, variant, launches: LAUNCHES_PER_GRAPH },
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             || memory::graphs::launch_graph(exec, || unsafe { next(exec, stream) }),
         )

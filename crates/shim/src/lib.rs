@@ -34,7 +34,7 @@ mod throttle;
 static HOOKS: &[&[hook::HookEntry]] = &[
     copies::HOOKS,
     throttle::capture::HOOKS,
-    throttle::graphs::HOOKS,
+    throttle::boundaries::HOOKS,
     launch::HOOKS,
     memory::arrays::HOOKS,
     memory::oversubscribe::HOOKS,

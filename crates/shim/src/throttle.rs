@@ -1,178 +1,171 @@
-//! Delays launches on a GPU until their container has the turn there and time left in it.
+//! Holds back launches on a GPU until their container may launch there, and marks what was launched.
 //!
-//! Time is GPU time in nanoseconds. The container has spent a total (`spent`, in `usage`) and may have spent a total
-//! (`allowed`, in `limits`, which the arbiter writes). A process takes time from the container in chunks
-//! ([`TIME_CHUNK_NS`]), and its launches draw on that by the known cost of their kernels (`kernel_costs`): so a launch
-//! usually costs one lookup, one comparison and one subtraction, all in the process's own memory.
+//! The turn scheduler decides when launches may pass, and charges the container for the time that its work occupies the
+//! GPU. It learns that from *markers*: words that the GPU writes in stream order (`partage_region::markers`). So no
+//! charge depends on what the shim knows about a kernel.
 //!
-//! The last launch of a turn may draw more than there is, because a kernel cannot be interrupted: the excess is
-//! subtracted from the turns that follow. Without an arbiter the container limits its own rate by the clock (`wait`).
+//! | file | content |
+//! |---|---|
+//! | `streams` | the streams of this process that are marked |
+//! | `marked_stream` | one of them: lets launches pass, and puts markers behind them |
+//! | `marker_pacing` | when a marker is due |
+//! | `marker_page` | memory that the GPU writes markers to, and how to have it write them |
+//! | `gate` | waits for the turn, and bounds the work that is queued |
+//! | `self_limit` | limits the container's rate while there is no turn scheduler |
+//! | `boundaries` | hooks on calls that make a stream or a thread wait |
+//! | `capture` | stream captures, which markers must not enter |
+//!
+//! Usually a launch costs a few loads and stores of the process's own memory. A container that has the GPU to itself and
+//! no ceiling is not gated: then a launch costs one load.
 #![allow(unsafe_code)]
 
+pub(crate) mod boundaries;
 pub(crate) mod capture;
-pub(crate) mod graphs;
-mod kernel_costs;
-mod measure;
-mod wait;
-
-pub(crate) use kernel_costs::WorkKey;
+mod gate;
+mod marked_stream;
+mod marker_pacing;
+mod marker_page;
+mod self_limit;
+mod streams;
+mod ticks;
 
 use crate::hook::StreamVariant;
 use crate::process::{self, GrantStatus, Process};
 use capture::OpenCaptures;
-use kernel_costs::{KernelCost, KernelCosts};
-use measure::EventPairs;
-use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUDA_SUCCESS, CUresult, CUstream};
-use partage_region::MAX_GPUS;
-#[cfg(doc)]
-use partage_region::protocol::TIME_CHUNK_NS;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-
-/// Range of the number of launches between two measurements of known kernels; a measurement makes four driver calls.
-/// The number is random, so that a program's loop does not have the same kernel measured every time.
-const MEASUREMENT_STRIDE: std::ops::Range<u32> = 192..448;
-
-/// Unit of [`GpuThrottle::excess`]: one as a fixed-point number.
-const EXCESS_UNIT: u32 = 1024;
+use marked_stream::MarkedStream;
+use partage_driver_api::cuda::{CUDA_ERROR_NOT_PERMITTED, CUcontext, CUresult, CUstream};
+use std::sync::atomic::Ordering::Relaxed;
+use streams::{StreamKey, StreamTable};
 
 /// State of a process's throttling.
 #[derive(Default)]
 pub(crate) struct Throttle {
-    gpus: [GpuThrottle; MAX_GPUS],
-    costs: KernelCosts,
-    samples: Mutex<EventPairs>,
+    streams: StreamTable,
     captures: OpenCaptures,
-    /// Number of measurements in progress.
-    pending_measurements: AtomicU32,
-    /// State of the random number generator.
-    random: AtomicU32,
 }
 
-/// State of one GPU, on cache lines of its own: threads that launch on different GPUs do not share one.
-#[derive(Default)]
-#[repr(align(128))]
-struct GpuThrottle {
-    /// The turn that `budget` belongs to, as the word in `limits`.
-    turn: AtomicU32,
-    /// Nanoseconds taken from the container and not drawn yet.
-    budget: AtomicI64,
-    launches: AtomicU32,
-    /// Launches until the next measurement.
-    unmeasured: AtomicU32,
-    /// Value of `launches` at the last check of whether work ends when expected.
-    checked_at_launch: AtomicU32,
-    /// Number of consecutive checks that found the work finished in time.
-    trust: AtomicU32,
-    /// How much longer than estimated work takes, beyond a factor of one, in units of [`EXCESS_UNIT`].
-    excess: AtomicU32,
-    /// Time at which this process first saw its current turn.
-    turn_seen_at: AtomicU64,
-    /// Amount charged for the chunk that was taken last.
-    last_charge: AtomicU64,
-    /// Predicted end of the submitted work, shared by the threads of this process.
-    busy_until: AtomicU64,
-    /// Ensures that one thread at a time takes a chunk.
-    taking_chunk: Mutex<()>,
-}
-
-/// Work that is about to be submitted.
-pub(crate) struct SubmittedWork {
-    /// Identifies the kind of work, to recognize it later.
-    pub(crate) key: WorkKey,
+/// Where work is submitted to.
+#[derive(Clone, Copy)]
+pub(crate) struct Submission {
     pub(crate) stream: CUstream,
     pub(crate) variant: StreamVariant,
+    /// How many kernel launches it counts as, when markers are put.
+    pub(crate) launches: u32,
 }
 
-/// Submits work when it may run. `work` is called only if launches are throttled.
+/// Launches that a graph counts as: it has many kernels.
+pub(crate) const LAUNCHES_PER_GRAPH: u32 = 32;
+
+/// Submits work when it may run. `work` is called only if launches are gated.
 #[inline]
-pub(crate) fn submit(work: impl FnOnce() -> SubmittedWork, launch: impl FnOnce() -> CUresult) -> CUresult {
+pub(crate) fn submit(work: impl FnOnce() -> Submission, launch: impl FnOnce() -> CUresult) -> CUresult {
     match process::grant_status() {
-        GrantStatus::Granted(process) => match throttled_gpu(process) {
+        GrantStatus::Granted(process) => match gated_gpu(process) {
             None => launch(),
-            Some(gpu) => process.throttle.throttle_launch(process, gpu, &work(), launch),
+            Some(gpu) => process.throttle.launch(process, gpu, work(), launch),
         },
         GrantStatus::Refused => CUDA_ERROR_NOT_PERMITTED,
     }
 }
 
-/// Returns whether launches of this process need the hook: not if none of its GPUs is throttled.
+/// Returns whether launches of this process need the hook: not if none of its GPUs is gated.
 #[inline]
 pub(crate) fn needed() -> bool {
     let Some(process) = process::attached() else { return true };
     let region = &process.region;
     match process.devices.only() {
-        Some(gpu) => region.limits(gpu).waits_for_turns(),
-        None => (0..region.gpus()).any(|gpu| region.limits(gpu).waits_for_turns()),
+        Some(gpu) => region.is_gated(gpu),
+        None => (0..region.gpus()).any(|gpu| region.is_gated(gpu)),
     }
 }
 
-/// Returns the GPU of the thread's context, if launches on it are throttled.
+/// Returns whether some stream of this process is marked.
 #[inline]
-fn throttled_gpu(process: &Process) -> Option<usize> {
-    process
-        .devices
-        .current_for_launch(&process.region)
-        .filter(|&gpu| process.region.limits(gpu).waits_for_turns())
+pub(crate) fn any_marked() -> bool {
+    process::attached().is_some_and(|process| process.throttle.streams.any())
+}
+
+/// Returns the GPU of the thread's context, if launches on it are gated.
+#[inline]
+fn gated_gpu(process: &Process) -> Option<usize> {
+    process.devices.current_for_launch(&process.region).filter(|&gpu| process.region.is_gated(gpu))
 }
 
 impl Throttle {
     #[inline]
-    fn throttle_launch(
+    fn launch(
         &self,
-        process: &Process,
+        process: &'static Process,
         gpu: usize,
-        work: &SubmittedWork,
+        work: Submission,
         launch: impl FnOnce() -> CUresult,
     ) -> CUresult {
-        let Some(here) = self.gpus.get(gpu) else { return launch() };
+        let key = StreamKey::new(work.stream, work.variant, gpu);
+        if let Some(stream) = self.streams.cached(key)
+            && process.region.limits(gpu).turn().is_open()
+            && let Some(pass) = stream.pass_unmarked(work.launches)
+        {
+            let answer = launch();
+            if stream.is_outdated(pass) {
+                // Another thread put the last marker meanwhile, which does not cover this launch.
+                stream.reopen();
+            }
+            return answer;
+        }
+        self.launch_marked(process, key, work, launch)
+    }
+
+    /// Launches work that may have to wait, or that a marker may follow.
+    #[cold]
+    fn launch_marked(
+        &self,
+        process: &'static Process,
+        key: StreamKey,
+        work: Submission,
+        launch: impl FnOnce() -> CUresult,
+    ) -> CUresult {
         if self.is_capturing() && capture::is_stream_captured(work.stream, work.variant) {
             // It is recorded, not run: its time is charged when the graph is launched.
             return launch();
         }
-        let mut cost = self.costs.get(work.key);
-        if !matches!(cost, KernelCost::Known(_)) {
-            cost = self.refreshed_cost(process, work.key);
-        }
-        let nanoseconds = cost.nanoseconds().cast_signed();
-        let in_turn = here.turn.load(Relaxed) == process.region.limits(gpu).turn().0;
-        let paid = in_turn && here.budget.fetch_sub(nanoseconds, Relaxed) >= nanoseconds;
-        if !paid {
-            if in_turn {
-                here.budget.fetch_add(nanoseconds, Relaxed);
-            }
-            self.wait_for_turn(process, gpu, work, nanoseconds);
-        }
-        // Two concurrent threads may count one launch: this only affects which of them is measured.
-        here.launches.store(here.launches.load(Relaxed).wrapping_add(1), Relaxed);
-        let unmeasured = here.unmeasured.load(Relaxed);
-        here.unmeasured.store(unmeasured.wrapping_sub(1), Relaxed);
-        let answer = match cost {
-            KernelCost::Known(_) if unmeasured != 0 => launch(),
-            _ => self.launch_measured(process, gpu, work, cost, launch),
-        };
-        if here.is_untrusted() && answer == CUDA_SUCCESS {
-            self.probe(process, gpu, work);
-        }
-        if answer != CUDA_SUCCESS && !matches!(cost, KernelCost::Guessed(_)) {
-            // It did not run: autotuners try launches that fail.
-            here.budget.fetch_add(nanoseconds, Relaxed);
+        let stream = self.prepare_launch(process, key);
+        let answer = launch();
+        if let Some(stream) = stream {
+            partage_region::futex::preserve_errno(|| stream.finish_launch(self, work.launches));
         }
         answer
     }
 
-    /// Marks the cost of this kind of work as outdated.
-    pub(crate) fn invalidate_cost(&self, key: WorkKey) {
-        self.costs.invalidate(key);
+    /// Waits until a launch may pass, and opens the stream for launches.
+    fn prepare_launch(&self, process: &'static Process, key: StreamKey) -> Option<&'static MarkedStream> {
+        partage_region::futex::preserve_errno(|| {
+            let stream = self.streams.find_or_add(process, key);
+            self.wait_for_turn(process, key.gpu, stream);
+            if let Some(stream) = stream {
+                stream.open(process, self);
+            }
+            stream
+        })
     }
 
-    /// Returns the number of launches until the next measurement.
-    fn next_stride(&self) -> u32 {
-        let mut random = self.random.load(Relaxed) | 1;
-        random ^= random << 13;
-        random ^= random >> 17;
-        random ^= random << 5;
-        self.random.store(random, Relaxed);
-        MEASUREMENT_STRIDE.start + random % (MEASUREMENT_STRIDE.end - MEASUREMENT_STRIDE.start)
+    /// Forgets the streams of a context that is about to be destroyed: no marker is put into them any more.
+    pub(crate) fn forget_context(&self, context: CUcontext) {
+        self.streams.forget_context(context);
     }
+
+    /// Releases what belonged to a context that the driver has destroyed.
+    pub(crate) fn context_destroyed(&self, process: &Process, context: CUcontext) {
+        self.end_captures_of(context);
+        self.streams.release_pages(process, context);
+    }
+}
+
+/// Returns whether a GPU's turn scheduler has stopped reporting that it runs.
+fn is_silent(process: &Process, gpu: usize, now: u64) -> bool {
+    now.saturating_sub(process.region.heartbeat(gpu)) >= partage_region::protocol::SCHEDULER_SILENCE_NS
+}
+
+/// Adds to the time that threads have waited.
+fn add_throttled(process: &Process, gpu: usize, nanoseconds: u64) {
+    process.region.gpu_account(gpu).throttled().fetch_add(nanoseconds, Relaxed);
 }

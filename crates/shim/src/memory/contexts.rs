@@ -107,7 +107,7 @@ fn destroy(context: CUcontext, call: impl FnOnce() -> CUresult) -> CUresult {
 
 /// Releases what belonged to a context that the driver has destroyed.
 fn context_destroyed(process: &Process, context: CUcontext) {
-    process.throttle.end_captures_of(context);
+    process.throttle.context_destroyed(process, context);
     let Some(ended) = lock(&process.memory.contexts.live).remove(&key(context)) else { return };
     process.memory.forget_context(process, ended.gpu, context);
     if ended.bytes > 0 {

@@ -249,11 +249,6 @@ unsafe fn allocates(params: *const CUgraphNodeParams) -> bool {
     unsafe { params.as_ref() }.is_some_and(|params| params.type_ == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 }
 
-/// Returns whether the destruction of a graph needs the hook.
-fn needs_destroy_hook() -> bool {
-    any_allocates() || crate::throttle::needed()
-}
-
 hooks! { cuda;
     fn cuGraphAddMemAllocNode(
         graph_node: *mut CUgraphNode,
@@ -341,7 +336,7 @@ hooks! { cuda;
         launch_graph(exec, || unsafe { next(exec, stream) })
     }
 
-    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if needs_destroy_hook {
+    fn cuGraphExecDestroy(exec: CUgraphExec) |next, _variant| if any_allocates {
         let Some(process) = process::attached() else {
             // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
             return unsafe { next(exec) };
@@ -352,7 +347,6 @@ hooks! { cuda;
         let answer = unsafe { next(exec) };
         if answer == CUDA_SUCCESS {
             execs.remove(&(exec.addr() as u64));
-            process.throttle.invalidate_cost(crate::launch::graph_key(exec));
         }
         answer
     }

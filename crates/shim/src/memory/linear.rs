@@ -12,6 +12,7 @@ use super::{
 use crate::driver::cuda as driver;
 use crate::hook::hooks;
 use crate::process::{self, Process};
+use crate::throttle::boundaries;
 use partage_driver_api::cuda::*;
 
 /// Alignment of rows of pitched memory in bytes, on every GPU there is.
@@ -160,6 +161,8 @@ pub(super) fn allocate_linear(process: &Process, bytes: usize) -> Result<CUdevic
 #[inline]
 pub(super) fn free(pointer: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
+    // The driver waits until no work can use the memory.
+    boundaries::mark_before_implicit_wait();
     let memory = &process.memory;
     if let Some(held) = memory.allocations.remove(pointer) {
         let answer = call();

@@ -11,6 +11,7 @@ use super::{Reservation, checked, current_gpu, linear, lock, retry, with_grant, 
 use crate::driver::cuda as driver;
 use crate::hook::{StreamVariant, hooks};
 use crate::process::{self, Process};
+use crate::throttle::boundaries::{self, WaitScope};
 use crate::throttle::capture;
 use partage_driver_api::cuda::*;
 use partage_region::MAX_GPUS;
@@ -392,19 +393,17 @@ fn destroy(pool: CUmemoryPool, call: impl FnOnce() -> CUresult) -> CUresult {
     answer
 }
 
-/// Returns whether any pool of this process may have returned memory, or measurements are in progress.
+/// Returns whether any pool of this process may return memory when a thread waits for work, or streams are marked.
 #[inline]
-fn may_shrink() -> bool {
-    process::attached()
-        .is_some_and(|process| process.memory.pools.any() || process.throttle.has_pending_measurements())
+fn wait_matters() -> bool {
+    process::attached().is_some_and(|process| process.memory.pools.any()) || boundaries::marked()
 }
 
-fn after_synchronize(answer: CUresult) -> CUresult {
+/// Waits for work with the driver's call.
+fn synchronize(scope: WaitScope, call: impl FnOnce() -> CUresult) -> CUresult {
+    let answer = if boundaries::marked() { boundaries::wait_for_work(scope, call) } else { call() };
     if let Some(process) = process::attached() {
         MemoryPools::after_synchronize(process);
-        if process.throttle.has_pending_measurements() {
-            process.throttle.after_synchronize(process);
-        }
     }
     answer
 }
@@ -503,18 +502,18 @@ hooks! { cuda;
         unsafe { next(pool, attribute, value) }
     }
 
-    fn cuStreamSynchronize(stream: CUstream) twin cuStreamSynchronize_ptsz |next, _variant| if may_shrink {
+    fn cuStreamSynchronize(stream: CUstream) twin cuStreamSynchronize_ptsz |next, variant| if wait_matters {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        after_synchronize(unsafe { next(stream) })
+        synchronize(WaitScope::Stream(stream, variant), || unsafe { next(stream) })
     }
 
-    fn cuCtxSynchronize() |next, _variant| if may_shrink {
+    fn cuCtxSynchronize() |next, _variant| if wait_matters {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        after_synchronize(unsafe { next() })
+        synchronize(WaitScope::Context, || unsafe { next() })
     }
 
-    fn cuEventSynchronize(event: CUevent) |next, _variant| if may_shrink {
+    fn cuEventSynchronize(event: CUevent) |next, _variant| if wait_matters {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        after_synchronize(unsafe { next(event) })
+        synchronize(WaitScope::Other, || unsafe { next(event) })
     }
 }

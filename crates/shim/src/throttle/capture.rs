@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 use super::Throttle;
+use super::streams::StreamKey;
 use crate::driver::cuda as driver;
 use crate::hook::{StreamVariant, hooks};
 use crate::process;
 use partage_driver_api::cuda::*;
+use partage_region::futex::preserve_errno;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Returns whether the stream is being captured. Called only while some stream of the process is.
 pub(super) fn is_stream_captured(stream: CUstream, variant: StreamVariant) -> bool {
@@ -37,6 +39,8 @@ pub(super) struct OpenCaptures {
     /// Length of `list`, readable without the lock. While it is zero, no stream has to be queried.
     count: AtomicU32,
     list: Mutex<Vec<OpenCapture>>,
+    /// Held while a capture begins or ends, and while a marker is put into a stream.
+    changing: Mutex<()>,
 }
 
 /// A capture in progress. It ends with the stream that it began on, and not with a stream that joined it later.
@@ -50,6 +54,11 @@ struct OpenCapture {
 }
 
 impl OpenCaptures {
+    /// Keeps captures from beginning and ending while the guard is held.
+    pub(super) fn lock_out(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change(&self, change: impl FnOnce(&mut Vec<OpenCapture>)) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut list);
@@ -67,7 +76,7 @@ impl Throttle {
     }
 
     /// Drops the captures of a context that the driver has destroyed.
-    pub(crate) fn end_captures_of(&self, context: CUcontext) {
+    pub(super) fn end_captures_of(&self, context: CUcontext) {
         if self.is_capturing() {
             self.captures.change(|list| list.retain(|open| open.context != context.addr()));
         }
@@ -100,14 +109,23 @@ fn context_of(stream: CUstream, variant: StreamVariant) -> usize {
     if answer == CUDA_SUCCESS { context.addr() } else { 0 }
 }
 
-/// Notes a capture that began on a stream.
-fn note_capture_began(answer: CUresult, stream: CUstream, variant: StreamVariant) -> CUresult {
+/// Begins a capture with the driver's call.
+fn begin_capture(stream: CUstream, variant: StreamVariant, call: impl FnOnce() -> CUresult) -> CUresult {
+    let Some(process) = process::attached() else { return call() };
+    let throttle = &process.throttle;
+    if throttle.streams.any() {
+        // While a capture is in progress, no marker can be put into the legacy stream.
+        preserve_errno(|| {
+            throttle.streams.matching(|_| true).iter().for_each(|one| one.flush(throttle, true))
+        });
+    }
+    let _locked = throttle.captures.lock_out();
+    let answer = call();
     if answer == CUDA_SUCCESS
-        && let Some(process) = process::attached()
         && let Some(id) = capture_id(stream, variant)
     {
         let open = OpenCapture { id, origin: stream.addr(), context: context_of(stream, variant) };
-        process.throttle.captures.change(|list| list.push(open));
+        throttle.captures.change(|list| list.push(open));
     }
     answer
 }
@@ -116,6 +134,7 @@ fn note_capture_began(answer: CUresult, stream: CUstream, variant: StreamVariant
 /// does, whatever the driver returned.
 fn end_capture(stream: CUstream, variant: StreamVariant, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
+    let _locked = process.throttle.captures.lock_out();
     let id = capture_id(stream, variant);
     let answer = call();
     if let Some(id) = id
@@ -129,6 +148,13 @@ fn end_capture(stream: CUstream, variant: StreamVariant, call: impl FnOnce() -> 
 /// Destroys a stream with the driver's call. That ends the capture that began on it.
 fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(process) = process::attached() else { return call() };
+    let throttle = &process.throttle;
+    let key = |gpu| StreamKey::new(stream, StreamVariant::Legacy, gpu);
+    for marked in (0..process.region.gpus()).filter_map(|gpu| throttle.streams.find(key(gpu))) {
+        preserve_errno(|| marked.flush(throttle, true));
+        throttle.streams.forget(marked);
+    }
+    let _locked = throttle.captures.lock_out();
     let id = capture_id(stream, StreamVariant::Legacy);
     let answer = call();
     if let Some(id) = id
@@ -140,15 +166,16 @@ fn destroy_stream(stream: CUstream, call: impl FnOnce() -> CUresult) -> CUresult
     answer
 }
 
-/// Returns whether any capture is in progress.
-fn is_any_capturing() -> bool {
-    process::attached().is_some_and(|process| process.throttle.is_capturing())
+/// Returns whether the destruction of a stream matters: a capture is in progress, or streams are marked.
+fn matters() -> bool {
+    process::attached()
+        .is_some_and(|process| process.throttle.is_capturing() || process.throttle.streams.any())
 }
 
 hooks! { cuda;
     fn cuStreamBeginCapture(stream: CUstream) twin cuStreamBeginCapture_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        note_capture_began(unsafe { next(stream) }, stream, variant)
+        begin_capture(stream, variant, || unsafe { next(stream) })
     }
 
     fn cuStreamBeginCapture_v2(
@@ -156,7 +183,7 @@ hooks! { cuda;
         mode: CUstreamCaptureMode,
     ) twin cuStreamBeginCapture_v2_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        note_capture_began(unsafe { next(stream, mode) }, stream, variant)
+        begin_capture(stream, variant, || unsafe { next(stream, mode) })
     }
 
     fn cuStreamBeginCaptureToGraph(
@@ -168,8 +195,9 @@ hooks! { cuda;
         mode: CUstreamCaptureMode,
     ) twin cuStreamBeginCaptureToGraph_ptsz |next, variant| {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
-        let answer = unsafe { next(stream, graph, dependencies, dependency_data, count, mode) };
-        note_capture_began(answer, stream, variant)
+        begin_capture(stream, variant, || unsafe {
+            next(stream, graph, dependencies, dependency_data, count, mode)
+        })
     }
 
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) twin cuStreamEndCapture_ptsz |next, variant| {
@@ -177,12 +205,12 @@ hooks! { cuda;
         end_capture(stream, variant, || unsafe { next(stream, graph) })
     }
 
-    fn cuStreamDestroy(stream: CUstream) |next, _variant| if is_any_capturing {
+    fn cuStreamDestroy(stream: CUstream) |next, _variant| if matters {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         destroy_stream(stream, || unsafe { next(stream) })
     }
 
-    fn cuStreamDestroy_v2(stream: CUstream) |next, _variant| if is_any_capturing {
+    fn cuStreamDestroy_v2(stream: CUstream) |next, _variant| if matters {
         // SAFETY: the application's arguments, passed on unchanged under the driver function's own contract.
         destroy_stream(stream, || unsafe { next(stream) })
     }
