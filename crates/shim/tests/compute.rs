@@ -15,6 +15,10 @@ mod node;
 
 #[path = "compute/calls.rs"]
 mod calls;
+#[path = "compute/program_shares.rs"]
+mod program_shares;
+#[path = "compute/programs.rs"]
+mod programs;
 #[path = "compute/tenant.rs"]
 mod tenant;
 // The shim of the previous release is a file for this architecture.
@@ -27,6 +31,7 @@ use node::{RoleProcess, TestNode};
 use partage_driver_api::exports::DriverVersion;
 use partage_region::arbiter::Arbiter;
 use partage_region::{GpuShare, RegionPolicy};
+use partage_sim_node::node::NodeConfig;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,9 +48,14 @@ fn client() {
 
 /// Returns a node for a test that runs alone: two tests that measure at once would disturb each other.
 fn exclusive_node() -> ExclusiveNode {
+    exclusive_node_with(1, |_| ())
+}
+
+fn exclusive_node_with(gpus: usize, change: impl FnOnce(&mut NodeConfig)) -> ExclusiveNode {
     static EXCLUSIVE: Mutex<()> = Mutex::new(());
     let guard = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
-    ExclusiveNode { node: TestNode::new("A100-SXM4-40GB", 1, DriverVersion::R550), _guard: guard }
+    let node = TestNode::with_config("A100-SXM4-40GB", gpus, DriverVersion::R550, change);
+    ExclusiveNode { node, _guard: guard }
 }
 
 struct ExclusiveNode {
@@ -291,7 +301,7 @@ fn exited_process_has_been_charged_for_its_kernels() {
     let container = container_with_share(&node, 20, 20);
     let _arbiter = start_arbiter(&[&container]);
     container.run_role("once 400000");
-    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    let spent = container.charged(0);
     assert!(spent >= 395_000_000, "{spent} ns for a kernel of 400 ms");
 }
 
@@ -301,7 +311,7 @@ fn failed_launches_cost_nothing() {
     let container = container_with_share(&node, 20, 20);
     let _arbiter = start_arbiter(&[&container]);
     container.run_role("fail 200");
-    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    let spent = container.charged(0);
     assert!(spent < 30_000_000, "{spent} ns for launches that the driver refused");
 }
 
@@ -311,7 +321,7 @@ fn second_context_is_measured() {
     let container = container_with_share(&node, 90, 90);
     let _arbiter = start_arbiter(&[&container]);
     container.run_role("contexts");
-    let spent = container.reader().snapshot().unwrap().gpus[0].spent;
+    let spent = container.charged(0);
     assert!(spent < 400_000_000, "{spent} ns for 4,000 kernels of 20 us");
 }
 
@@ -329,6 +339,13 @@ fn capture_is_not_disturbed_by_unusual_ends_and_forks() {
     let container = container_with_share(&node, 90, 90);
     let _arbiter = start_arbiter(&[&container]);
     container.run_role("open-captures");
+}
+
+/// Returns the number of a process's threads, without the one of the simulated driver that writes words as a GPU does.
+fn threads_of(process: &RoleProcess) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.child.id())).unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() != "sim-card").count()
 }
 
 #[test]
@@ -356,8 +373,7 @@ fn waiting_takes_no_cpu_time_and_no_thread() {
     let bare = {
         let mut bare = RoleProcess::spawn(node.command("work kernel 20000"));
         bare.wait_for_line("ready");
-        std::fs::read_dir(format!("/proc/{}/task", bare.child.id())).unwrap().count()
+        threads_of(&bare)
     };
-    let held = std::fs::read_dir(format!("/proc/{}/task", process.child.id())).unwrap().count();
-    assert_eq!(held, bare);
+    assert_eq!(threads_of(&process), bare);
 }

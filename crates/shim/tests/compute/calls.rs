@@ -3,6 +3,7 @@
 use crate::container::shares;
 use crate::node::RoleProcess;
 use crate::{exclusive_node, start_arbiter};
+use partage_region::protocol::WHOLE_GPU;
 use partage_region::{GpuShare, RegionHandle, RegionOwner, RegionPolicy};
 use partage_shim::install::{self, StandInPaths};
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 /// Functions that throttling may call; each appends to a file and calls the driver.
-const COUNTED_FUNCTIONS: [(&str, &str, &str); 9] = [
+const COUNTED_FUNCTIONS: [(&str, &str, &str); 11] = [
     ("cuEventRecord", "void *a, void *b", "a, b"),
     ("cuEventRecord_ptsz", "void *a, void *b", "a, b"),
     ("cuEventElapsedTime", "void *a, void *b, void *c", "a, b, c"),
@@ -20,6 +21,12 @@ const COUNTED_FUNCTIONS: [(&str, &str, &str); 9] = [
     ("cuCtxGetCurrent", "void *a", "a"),
     ("cuCtxGetDevice", "void *a", "a"),
     ("cuStreamIsCapturing", "void *a, void *b", "a, b"),
+    ("cuStreamQuery", "void *a", "a"),
+    (
+        "cuStreamWriteValue64_v2",
+        "void *a, unsigned long long b, unsigned long long c, unsigned d",
+        "a, b, c, d",
+    ),
 ];
 
 /// Builds a libcuda that counts calls and passes them to the given one.
@@ -48,8 +55,27 @@ fn counting(folder: &Path, real: &Path, counts: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn known_kernels_add_at_most_one_call_in_32() {
+fn markers_add_few_calls() {
     const LAUNCHES: usize = 20_000;
+    // A marker takes two calls and follows about half a millisecond of work.
+    for (micros, launches_per_call) in [(20, 8), (5, 32)] {
+        let added = count_added_calls(LAUNCHES, micros, 90_000);
+        assert!(added > 0, "no marker was put, or no call was counted");
+        assert!(
+            added * launches_per_call <= LAUNCHES,
+            "{added} calls were added to {LAUNCHES} launches of {micros} us"
+        );
+    }
+}
+
+#[test]
+fn launches_that_are_not_gated_add_no_calls() {
+    assert_eq!(count_added_calls(20_000, 20, 100_000), 0);
+}
+
+/// Returns the number of driver calls that the shim adds to this many launches of a container that has the GPU to
+/// itself, up to this ceiling.
+fn count_added_calls(launches: usize, micros: u32, ceiling: u32) -> usize {
     let node = exclusive_node();
     let folder = tempfile::tempdir().unwrap();
     let (region, lib, counts) =
@@ -57,7 +83,7 @@ fn known_kernels_add_at_most_one_call_in_32() {
     std::fs::create_dir(&region).unwrap();
     std::fs::create_dir(&lib).unwrap();
     let [share] = shares(&node, u64::MAX).try_into().unwrap();
-    let share = GpuShare { cores: 90_000, ceiling: 90_000, waits_for_turns: true, ..share };
+    let share = GpuShare { cores: 30_000, ceiling, waits_for_turns: true, ..share };
     let _owner = RegionOwner::create(&region, &[share], RegionPolicy::default()).unwrap();
     let real = partage_sim_node::install::shared_object().unwrap();
     let settings = StandInPaths {
@@ -69,17 +95,17 @@ fn known_kernels_add_at_most_one_call_in_32() {
     };
     install::write_stand_ins(&install::shared_object().unwrap(), &lib, &settings).unwrap();
     let arbiter = start_arbiter(&[]);
-    arbiter.add(Arc::new(RegionHandle::open(&region).unwrap())).unwrap();
-    let mut command = node.command(&format!("launches {LAUNCHES}"));
+    let handle = Arc::new(RegionHandle::open(&region).unwrap());
+    arbiter.add(Arc::clone(&handle)).unwrap();
+    let mut command = node.command(&format!("launches {launches} {micros}"));
     let libraries = [lib.as_path(), real.parent().unwrap()];
     command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap());
     let mut process = RoleProcess::spawn(command);
     process.wait_for_line("ready");
     let counted = || std::fs::metadata(&counts).map_or(0, |file| file.len() as usize);
+    assert_eq!(handle.owner().limits(0).unwrap().is_gated(), ceiling < WHOLE_GPU);
     let before = counted();
-    assert!(before > 0, "nothing was measured, or nothing was counted");
     process.resume();
     process.wait_for_line("done");
-    let added = counted() - before;
-    assert!(added > 0 && added * 32 <= LAUNCHES, "{added} calls were added to {LAUNCHES} launches");
+    counted() - before
 }

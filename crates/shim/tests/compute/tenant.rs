@@ -25,6 +25,7 @@ macro_rules! ok {
         assert_eq!(code, 0, "{}: {:?}", stringify!($call), partage_driver_api::cuda::name(code));
     }};
 }
+pub(crate) use ok;
 
 pub fn run_role(words: &[&str]) {
     let cuda = CudaLibrary::started();
@@ -41,12 +42,12 @@ pub fn run_role(words: &[&str]) {
         }
         ["fail", count] => fail(&cuda, count.parse().unwrap()),
         ["contexts"] => contexts(&cuda),
-        ["launches", count] => launches(&cuda, count.parse().unwrap()),
-        other => panic!("{other:?}"),
+        ["launches", count, length] => launches(&cuda, count.parse().unwrap(), length),
+        other => assert!(crate::programs::run_role(&cuda, other), "{other:?}"),
     }
 }
 
-fn functions(cuda: &CudaLibrary, lengths: &str) -> Vec<CUfunction> {
+pub fn functions(cuda: &CudaLibrary, lengths: &str) -> Vec<CUfunction> {
     let mut module = null_mut();
     ok!(cuda.cuModuleLoadData(&mut module, c"any".as_ptr().cast()));
     let one = |micros: &str| {
@@ -58,7 +59,7 @@ fn functions(cuda: &CudaLibrary, lengths: &str) -> Vec<CUfunction> {
     lengths.split(',').map(one).collect()
 }
 
-fn kernel(cuda: &CudaLibrary, function: CUfunction, stream: CUstream) {
+pub fn kernel(cuda: &CudaLibrary, function: CUfunction, stream: CUstream) {
     ok!(cuda.cuLaunchKernel(function, 1 << 20, 1, 1, 256, 1, 1, 0, stream, null_mut(), null_mut()));
 }
 
@@ -193,23 +194,23 @@ fn several_devices(cuda: &CudaLibrary, function: CUfunction) {
     ok!(cuda.cuLaunchCooperativeKernelMultiDevice(&mut launch, 1, 0));
 }
 
-fn spent() -> u64 {
-    let region = std::env::var_os(crate::container::REGION_VARIABLE).unwrap();
-    partage_region::UsageReader::open(region.as_ref()).unwrap().snapshot().unwrap().gpus[0].spent
+/// Returns what the container was charged. The turn scheduler charges a few milliseconds later.
+fn charged() -> u64 {
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    crate::container::charged(std::env::var_os(crate::container::REGION_VARIABLE).unwrap().as_ref(), 0)
 }
 
 /// Captures 200 kernels of a millisecond, and then runs the graph twice.
 fn capture(cuda: &CudaLibrary) {
     let function = functions(cuda, "1000")[0];
-    let before = spent();
+    let before = charged();
     let exec = captured(cuda, function, 200);
-    assert_eq!(spent(), before, "captured work was charged");
-    // The cost of the first run is known when the second is launched, and charged.
+    assert_eq!(charged(), before, "captured work was charged");
     for _ in 0..2 {
         ok!(cuda.cuGraphLaunch(exec, null_mut()));
         ok!(cuda.cuCtxSynchronize());
     }
-    let charged = spent() - before;
+    let charged = charged() - before;
     // A busy machine makes it longer.
     assert!((390_000_000..900_000_000).contains(&charged), "{charged} ns for twice 200 ms");
 }
@@ -261,11 +262,11 @@ fn open_captures(cuda: &CudaLibrary) {
     ok!(cuda.cuCtxCreate_v2(&mut context, 0, 0));
     ok!(cuda.cuStreamBeginCapture_v2(stream(), CU_STREAM_CAPTURE_MODE_RELAXED));
     ok!(cuda.cuCtxDestroy_v2(context));
-    let before = spent();
+    let before = charged();
     let function = functions(cuda, "30")[0];
     (0..200).for_each(|_| kernel(cuda, function, other));
     ok!(cuda.cuCtxSynchronize());
-    let charged = spent() - before;
+    let charged = charged() - before;
     assert!(charged < 2_000_000_000, "{charged} ns for 200 kernels of 30 us: they were not measured");
 }
 
@@ -280,9 +281,9 @@ fn copy(cuda: &CudaLibrary) {
     wait_for_resume();
 }
 
-/// Launches a known kernel `count` times, between two lines.
-fn launches(cuda: &CudaLibrary, count: u32) {
-    let function = functions(cuda, "20")[0];
+/// Launches a kernel `count` times, between two lines.
+fn launches(cuda: &CudaLibrary, count: u32, length: &str) {
+    let function = functions(cuda, length)[0];
     (0..2000).for_each(|_| kernel(cuda, function, null_mut()));
     ok!(cuda.cuCtxSynchronize());
     print_line("ready");

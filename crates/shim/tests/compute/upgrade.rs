@@ -252,7 +252,7 @@ fn old_and_new_shim_share_one_limit() {
 }
 
 #[test]
-fn old_shim_gets_turns_beside_a_container_of_this_release() {
+fn old_shim_limits_its_own_rate_beside_a_container_of_this_release() {
     let node = exclusive_node();
     let (old, new) = (OldContainer::new(&node), container_with_share(&node, 60, 60));
     // It runs while the daemon is replaced.
@@ -263,8 +263,10 @@ fn old_shim_gets_turns_beside_a_container_of_this_release() {
     let other = start_working(&new, "work kernel 500");
     let bounds = [(20.0, 36.0, "30 %, of the old release"), (40.0, 66.0, "60 %")];
     assert_shares(&node, &[&process, &other], 1500, &bounds);
+    // It has no markers, so it gets no turns: its shim charges it.
     let seen = handle.reader().snapshot().unwrap().gpus[0];
     assert!(seen.spent > 0 && seen.throttled > 0, "{seen:?}");
+    assert_eq!(handle.owner().limits(0).unwrap().charged(), 0);
     // Less, and more: in hundredths of a percent, which is the unit that its shim reads.
     for (percent, bounds) in [(10, (5.0, 15.0, "10 %")), (35, (20.0, 41.0, "35 %"))] {
         assert!(handle.apply(&[old.share(2048 * MIB, percent)]).unwrap());
@@ -272,7 +274,7 @@ fn old_shim_gets_turns_beside_a_container_of_this_release() {
         std::thread::sleep(Duration::from_millis(300));
         assert_shares(&node, &[&process], 1500, &[bounds]);
     }
-    // Between two daemons it limits its own rate.
+    // Without a daemon, nothing changes for it.
     arbiter.stop();
     std::thread::sleep(Duration::from_millis(400));
     assert_shares(&node, &[&process], 1500, &[(20.0, 41.0, "35 %, without a daemon")]);
@@ -284,12 +286,12 @@ fn new_shim_reads_layout_1_in_its_own_unit() {
     let node = exclusive_node();
     let container = OldContainer::new(&node);
     let process = container.start_working(ShimRelease::New, "work kernel 500");
-    // The unit matters most without a daemon that gives turns: the shim itself computes with it.
+    // Its share is in the unit of layout 1, and no daemon can read its markers: the shim itself computes with both.
     assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, without a daemon")]);
     let handle = container.adopt(container.share(2048 * MIB, 30));
     let arbiter = Arbiter::new();
     arbiter.add(Arc::clone(&handle)).unwrap();
-    assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, with turns")]);
+    assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, with a daemon")]);
     assert_eq!(RegionOwner::open(&container.region()).unwrap().layout(), 1);
     assert_eq!(UsageReader::open(&container.region()).unwrap().snapshot().unwrap().forged, []);
 }

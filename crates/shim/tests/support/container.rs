@@ -105,10 +105,23 @@ impl<'a> TestContainer<'a> {
         UsageReader::open(&self.region()).unwrap()
     }
 
+    /// Returns the nanoseconds of a GPU's time that the container was charged: by the turn scheduler, and by its own
+    /// processes while there was none.
+    pub fn charged(&self, gpu: usize) -> u64 {
+        charged(&self.region(), gpu)
+    }
+
     /// Returns the bytes of a GPU that its processes hold according to their account.
     pub fn used(&self, gpu: usize) -> u64 {
         self.reader().snapshot().unwrap().gpus[gpu].used
     }
+}
+
+/// Returns the nanoseconds of a GPU's time that the container with this region was charged.
+pub fn charged(region: &Path, gpu: usize) -> u64 {
+    let handle = RegionHandle::open(region).unwrap();
+    let spent = handle.reader().snapshot().unwrap().gpus[gpu].spent;
+    handle.owner().limits(gpu).unwrap().charged() + spent
 }
 
 /// Returns the bytes of a GPU that live processes hold, from the simulated driver.
