@@ -30,7 +30,7 @@ SHIM := $(TARGET)/portable/libpartage_shim.so
 # Built as a part of the workspace, so that its dependencies have the same features as for the tests, and are built once.
 XTASK := cargo build --quiet --workspace --bin partage-xtask && "$(TARGET)/debug/partage-xtask"
 
-.PHONY: help run replay readme-image test test-unit lint audit bench bench-node fuzz soak binaries shim cluster cluster-down image release \
+.PHONY: help run replay readme-image test test-unit lint audit bench bench-compute bench-node fuzz soak binaries shim cluster cluster-down image release \
   manifests toolchain
 
 help: ## list the targets
@@ -81,6 +81,9 @@ bench: binaries ## run the benchmarks of docs/benchmarks.md
 	cargo bench --package partage --bench workstation
 	$(MAKE) --no-print-directory bench-node
 	cargo bench --profile dev --package partage-testkit --bench bed  # it measures Kubernetes, not this code
+
+bench-compute: toolchain ## measure shares of compute with programs of many kinds: SECONDS, BUSY, PAIRS=quick, STRICT, PARTS="rows zoo handover"
+	cargo bench --package partage-shim --bench compute -- $(PARTS) $(SECONDS:%=--seconds %) $(BUSY:%=--busy %) $(PAIRS:%=--pairs %) $(STRICT:%=--strict)
 
 bench-node: binaries ## benchmark the node agent on a real kubelet; STRICT=1 fails if a target is missed
 	cargo build --release --package partage --package partage-samples --package partage-sim-driver --package partage-shim

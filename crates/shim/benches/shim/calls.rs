@@ -7,16 +7,40 @@ use partage_region::arbiter::Arbiter;
 
 const MEASUREMENT_ROUNDS: usize = 31;
 
+/// Description, call, share, and the nanoseconds that the shim may add.
+type CallCase = (&'static str, &'static str, GpuShare, u32);
+
+fn memory() -> GpuShare {
+    GpuShare { memory: 8 << 30, ..GpuShare::default() }
+}
+
 pub fn all() {
+    let mut cases = vec![
+        ("alloc + free 1 MiB", "alloc-free", memory(), 150),
+        ("cuMemGetInfo", "mem-get-info", memory(), 30),
+    ];
+    cases.extend(launch_cases());
+    measure(&cases);
+}
+
+/// Measures launches only.
+pub fn launches() {
+    measure(&launch_cases());
+}
+
+fn launch_cases() -> [CallCase; 3] {
+    let whole = GpuShare { cores: 100_000, waits_for_turns: true, ..memory() };
+    let hard = GpuShare { cores: 99_000, ceiling: 99_000, ..whole.clone() };
+    [
+        ("launch, memory limit", "launch", memory(), 15),
+        ("launch, share, alone", "launch", whole, 40),
+        ("launch, hard core limit", "launch", hard, 40),
+    ]
+}
+
+fn measure(cases: &[CallCase]) {
     println!("added to a call            bare ns   added ns   instructions   at most ns");
-    let memory = GpuShare { memory: 8 << 30, ..GpuShare::default() };
-    let whole = GpuShare { memory: 8 << 30, cores: 100_000, waits_for_turns: true, ..GpuShare::default() };
-    for (what, call, share, most) in [
-        ("alloc + free 1 MiB", "alloc-free", &memory, 150),
-        ("launch, memory limit", "launch", &memory, 15),
-        ("launch, core limit", "launch", &whole, 40),
-        ("cuMemGetInfo", "mem-get-info", &memory, 30),
-    ] {
+    for (what, call, share, most) in cases {
         let node = BenchNode::new("A100-SXM4-40GB");
         let container = BenchContainer::new(&node, GpuShare { uuid: node.uuid(), ..share.clone() });
         let arbiter = Arbiter::new();

@@ -18,6 +18,13 @@ mod shares;
 mod start;
 mod tenant;
 
+/// Returns a command that runs a tenant.
+fn tenant_command(arguments: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.arg("tenant").args(arguments);
+    command
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     if let Some(("tenant", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
@@ -26,6 +33,9 @@ fn main() {
     let wanted = |part: &str| arguments.is_empty() || arguments.iter().any(|word| word == part);
     if wanted("calls") {
         calls::all();
+    }
+    if arguments.iter().any(|word| word == "launches") {
+        calls::launches();
     }
     if wanted("start") {
         start::all();

@@ -7,8 +7,9 @@ use partage_sim_node::node::{NODE_DIR_VARIABLE, NodeConfig, NodeDir};
 use partage_sim_node::profile::GpuProfile;
 use partage_sim_node::state::SimNodeState;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::Arc;
 
 pub struct BenchNode {
@@ -18,7 +19,11 @@ pub struct BenchNode {
 
 impl BenchNode {
     pub fn new(card: &str) -> Self {
-        let config = NodeConfig::new(DriverVersion::R550, GpuProfile::named(card).unwrap(), 1, 7).unwrap();
+        Self::with_gpus(card, 1)
+    }
+
+    pub fn with_gpus(card: &str, gpus: usize) -> Self {
+        let config = NodeConfig::new(DriverVersion::R550, GpuProfile::named(card).unwrap(), gpus, 7).unwrap();
         let dir = NodeDir::create_temporary(&config).unwrap();
         let object = partage_sim_node::install::shared_object().unwrap();
         partage_sim_node::install::write_libraries(
@@ -33,12 +38,14 @@ impl BenchNode {
     }
 
     pub fn uuid(&self) -> [u8; 16] {
-        let text = self.dir.config().gpus[0].uuid.to_string();
-        let digits: String = text.trim_start_matches("GPU-").replace('-', "");
-        std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+        self.uuid_of(0)
     }
 
-    /// Returns the nanoseconds of GPU time that a process has had.
+    pub fn uuid_of(&self, gpu: usize) -> [u8; 16] {
+        self.dir.config().gpus[gpu].uuid_bytes()
+    }
+
+    /// Returns the nanoseconds of the first GPU's time that a process has had.
     pub fn served(&self, pid: u32) -> u64 {
         let processes = self.state.processes(0);
         let slot = processes.iter().find(|process| process.pid == pid).map(|process| process.slot);
@@ -59,8 +66,13 @@ pub struct BenchContainer {
 
 impl BenchContainer {
     pub fn new(node: &BenchNode, share: GpuShare) -> Self {
+        Self::with_shares(node, &[share])
+    }
+
+    /// Creates a container with shares of several GPUs.
+    pub fn with_shares(node: &BenchNode, shares: &[GpuShare]) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        RegionOwner::create(folder.path(), &[share], RegionPolicy::default()).unwrap();
+        RegionOwner::create(folder.path(), shares, RegionPolicy::default()).unwrap();
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries).unwrap();
         let settings = shim::StandInPaths {
@@ -91,9 +103,26 @@ pub struct BenchTenant {
 
 impl BenchTenant {
     pub fn start(node: &BenchNode, libraries: &Path, arguments: &[&str]) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.arg("tenant").args(arguments);
+        Self::start_with(node, libraries, arguments, &[])
+    }
+
+    /// Starts a tenant with more environment variables.
+    pub fn start_with(
+        node: &BenchNode,
+        libraries: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &Path)],
+    ) -> Self {
+        let mut command = crate::tenant_command(arguments);
         command.env(NODE_DIR_VARIABLE, node.dir.path()).env("LD_LIBRARY_PATH", libraries);
+        command.envs(variables.iter().copied());
+        // SAFETY: the function only makes a system call: a tenant must not outlive a benchmark that was interrupted.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            })
+        };
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
@@ -105,8 +134,15 @@ impl BenchTenant {
         line.trim().to_string()
     }
 
+    /// Waits until it is ready.
     pub fn ready(&mut self) {
-        assert_eq!(self.line(), "ready");
+        // A test harness prints lines of its own, and an empty one at the end of the output.
+        for _ in 0..16 {
+            if self.line() == "ready" {
+                return;
+            }
+        }
+        panic!("the tenant did not start");
     }
 
     pub fn go(&mut self) {
