@@ -13,7 +13,7 @@ use partage_core::dialect::asks::{self, PodReading};
 use partage_core::dialect::grants::{self, PodDialects, UnixNanos, gpushare, volcano};
 use partage_core::ledger::{HeldGrant, Ledger, LedgerFinding, LedgerTime};
 use partage_core::model::{
-    ContainerName, Grant, Node, Oversubscription, PodAsk, PodGrant, PodId, PodUid, Share,
+    ContainerName, Grant, Node, Oversubscription, PodAsk, PodGrant, PodId, PodUid, Share, TurnPreferences,
 };
 use partage_core::place::{GpuClass, HostUsage, PolicyEngine, ShareNeed};
 use partage_core::pod::{PodManifest, Problem};
@@ -246,7 +246,7 @@ impl NodeGrants {
         let reading = asks::read(pod, &settings.dialect());
         let request = GrantRequest { id: &old.pod, pod, problems: &[], boot: &old.boot, now: old.at };
         let record = unmerged_record(&self.node, &request, &reading, grant, settings)?;
-        Ok(PodRecord { oversubscribe: old.oversubscribe, ..record })
+        Ok(PodRecord { oversubscribe: old.oversubscribe, turns: old.turns, ..record })
     }
 
     /// Releases the grant of a pod that has ended.
@@ -319,6 +319,10 @@ fn unmerged_record(
         env: written.env,
         resize: None,
         oversubscribe: reading.ask.oversubscribe,
+        turns: TurnPreferences {
+            priority: reading.ask.turns.priority.min(settings.max_priority),
+            ..reading.ask.turns
+        },
     })
 }
 

@@ -112,6 +112,7 @@ impl NodeMonitor {
             key
         };
         let report = self.monitor.poll(&state.adapters.gpus, &audited, &owner);
+        state.adapters.regions.charge_unaccounted(&report.unaccounted);
         let unshared = unshared_processes(state, &report, &without_region.into_inner());
         let unshared = self.unshared_use.update(Instant::now(), unshared);
         let suspects: BTreeSet<&PodUid> =

@@ -5,8 +5,9 @@
 
 use crate::containers::ContainerKey;
 use crate::containers::lifecycle::ContainerOwner;
-use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share};
+use partage_core::model::{Bytes, ContainerName, GpuUuid, PodUid, Share, TurnPreferences};
 use partage_enforce::context_sizes::ContextSizes;
+use partage_enforce::monitor::UnaccountedTime;
 use partage_enforce::shares::{
     Adoption, LiveShare, ManagedShares, MissingFiles, ShareError, ShareSpec, has_files, remove_region,
 };
@@ -154,10 +155,12 @@ impl ContainerRegions {
         owner: &ContainerOwner,
         shares: &[Share],
         throttled: &BTreeSet<GpuUuid>,
+        turns: TurnPreferences,
         policy: RegionPolicy,
     ) -> Result<(), ContainerRegionError> {
         let directory = self.folder(key);
-        let prepared = self.shares.prepare(key, owner.clone(), &spec(&directory, shares, throttled, policy));
+        let prepared =
+            self.shares.prepare(key, owner.clone(), &spec(&directory, shares, throttled, turns, policy));
         prepared.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
 
@@ -171,10 +174,11 @@ impl ContainerRegions {
         owner: &ContainerOwner,
         shares: &[Share],
         throttled: &BTreeSet<GpuUuid>,
+        turns: TurnPreferences,
     ) -> Result<Adoption, ContainerRegionError> {
         let directory = self.folder(key);
         // A region that exists keeps its policy.
-        let spec = spec(&directory, shares, throttled, RegionPolicy::default());
+        let spec = spec(&directory, shares, throttled, turns, RegionPolicy::default());
         let adoption = self.shares.adopt(key, owner.clone(), &spec, MissingFiles::Leave);
         adoption.map_err(|error| ContainerRegionError::new(owner.container.clone(), error))
     }
@@ -182,6 +186,16 @@ impl ContainerRegions {
     /// Sets which launches wait for turns: those on GPUs with guaranteed compute.
     pub(crate) fn apply_turns(&self, throttled: &BTreeSet<GpuUuid>) {
         self.shares.apply_turns(throttled);
+    }
+
+    /// Sets whether copies wait for turns: see [`ManagedShares::set_throttle_copies`].
+    pub(crate) fn set_throttle_copies(&self, throttle_copies: bool) {
+        self.shares.set_throttle_copies(throttle_copies);
+    }
+
+    /// Charges containers for GPU time that they have not accounted for: see [`ManagedShares::charge_unaccounted`].
+    pub(crate) fn charge_unaccounted(&self, found: &[UnaccountedTime<ContainerKey>]) {
+        self.shares.charge_unaccounted(found);
     }
 
     /// Changes the amounts of a prepared container, which may run: see [`ManagedShares::resize`].
@@ -229,9 +243,11 @@ fn spec<'a>(
     directory: &'a Path,
     shares: &'a [Share],
     throttled: &'a BTreeSet<GpuUuid>,
+    turns: TurnPreferences,
     policy: RegionPolicy,
 ) -> ShareSpec<'a> {
-    ShareSpec { directory, usage_owner: rustix::process::geteuid().as_raw(), shares, throttled, policy }
+    let usage_owner = rustix::process::geteuid().as_raw();
+    ShareSpec { directory, usage_owner, shares, throttled, turns, policy }
 }
 
 #[cfg(test)]
@@ -240,6 +256,8 @@ mod tests {
     use partage_core::model::Cores;
     use partage_enforce::error_chain::describe;
     use partage_region::RegionTenant;
+
+    const TURNS: TurnPreferences = TurnPreferences { low_latency: true, priority: 3 };
 
     const GPU: &str = "GPU-01234567-89ab-cdef-0123-456789abcdef";
 
@@ -277,11 +295,11 @@ mod tests {
         }
 
         fn prepare(&self, regions: &ContainerRegions, mib: u64) -> Result<(), ContainerRegionError> {
-            regions.prepare(&self.key, &owner(), &share(mib), &self.throttled, RegionPolicy::default())
+            regions.prepare(&self.key, &owner(), &share(mib), &self.throttled, TURNS, RegionPolicy::default())
         }
 
         fn adopt(&self, regions: &ContainerRegions, mib: u64) -> Adoption {
-            regions.adopt(&self.key, &owner(), &share(mib), &self.throttled).unwrap()
+            regions.adopt(&self.key, &owner(), &share(mib), &self.throttled, TURNS).unwrap()
         }
     }
 
@@ -316,7 +334,7 @@ mod tests {
         let tenant = RegionTenant::attach(&folder).unwrap();
         for name in [partage_region::LIMITS_FILE, partage_region::USAGE_FILE] {
             let file = fs::File::options().write(true).open(folder.join(name)).unwrap();
-            file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
+            file.write_all_at(&4_u32.to_le_bytes(), 8).unwrap();
         }
         let regions = fixture.restart();
         let adoption = fixture.adopt(&regions, 2000);
@@ -327,12 +345,12 @@ mod tests {
         assert!(regions.live()[&fixture.key].region().is_none());
         let error = regions.resize(&fixture.key, &share(500), &fixture.throttled).unwrap_err().to_string();
         assert!(error.contains("container main keeps its current limits"), "{error}");
-        assert!(error.contains("limits has layout 3") && error.contains("layouts 1 to 2"), "{error}");
+        assert!(error.contains("limits has layout 4") && error.contains("layouts 1 to 3"), "{error}");
         regions.restore(&fixture.key, &share(500), &fixture.throttled).unwrap();
         let error = describe(&fixture.prepare(&regions, 1000).unwrap_err());
         assert!(error.contains("kubelet retries automatically"), "{error}");
         assert!(error.contains("still use the region"), "{error}");
-        assert!(error.contains("limits has layout 3"), "{error}");
+        assert!(error.contains("limits has layout 4"), "{error}");
         drop(tenant);
         fixture.prepare(&regions, 1000).unwrap();
         assert_eq!(limit(&regions, &fixture.key), 1000);
@@ -353,7 +371,7 @@ mod tests {
                 .write(true)
                 .open(path)
                 .unwrap()
-                .write_all_at(&3_u32.to_le_bytes(), 8)
+                .write_all_at(&4_u32.to_le_bytes(), 8)
                 .unwrap();
         };
         set_version(partage_region::USAGE_FILE);
@@ -369,14 +387,14 @@ mod tests {
         let policy = RegionPolicy { oversubscribe: true, ..RegionPolicy::default() };
         let of = |regions: &ContainerRegions| regions.live()[&fixture.key].region().unwrap().owner().policy();
         let regions = fixture.restart();
-        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, policy).unwrap();
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, TURNS, policy).unwrap();
         assert_eq!(of(&regions), policy);
         drop(regions);
         let regions = fixture.restart();
         fixture.adopt(&regions, 1000);
         assert_eq!(of(&regions), policy);
         // The container starts again, with the region that is there.
-        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, policy).unwrap();
+        regions.prepare(&fixture.key, &owner(), &share(1000), &fixture.throttled, TURNS, policy).unwrap();
         assert_eq!(of(&regions), policy);
     }
 

@@ -63,7 +63,7 @@ impl NodeReport {
         let live: Vec<_> = live
             .into_iter()
             .map(|(key, uid, container, shares, region)| {
-                let usage = region.and_then(|region| region.reader().snapshot().ok());
+                let usage = region.and_then(|region| region.snapshot().ok());
                 (key, uid, container, shares, usage)
             })
             .collect();

@@ -10,7 +10,7 @@ pub(crate) use reload::SettingsWatcher;
 
 use file::SettingsDocument;
 use partage_core::dialect::{self, Dialect, MemoryUnit};
-use partage_core::model::{MAX_SLOTS, NodeName, Overcommit, Oversubscription, PlacementPolicy};
+use partage_core::model::{MAX_PRIORITY, MAX_SLOTS, NodeName, Overcommit, Oversubscription, PlacementPolicy};
 use partage_core::place::defaults;
 use partage_host::simulated_driver::{self, MAX_SIMULATED_GPUS, SimulatedGpus};
 use serde::Deserialize;
@@ -92,6 +92,10 @@ pub struct AgentSettings {
     pub resize: ResizePolicy,
     /// Whether pods may allocate more memory than their limits, on the host, if they ask for it by annotation.
     pub oversubscribe: Oversubscription,
+    /// The highest priority that pods get; a higher one in an annotation counts as this.
+    pub max_priority: u32,
+    /// Whether copies and fills wait for turns as launches do.
+    pub throttle_copies: bool,
     /// What happens to pods that bypass their limits.
     pub on_bypass: BypassAction,
     /// The driver that is used.
@@ -120,6 +124,9 @@ impl Default for AgentSettings {
             resize: ResizePolicy::default(),
             // Host memory is shared by all pods of a node, and Partage does not limit it.
             oversubscribe: Oversubscription::Refused,
+            // Every user who can create pods can write the annotation.
+            max_priority: 0,
+            throttle_copies: false,
             on_bypass: BypassAction::default(),
             driver: DriverSetting::default(),
             simulated: SimulatedGpus::default(),
@@ -181,6 +188,11 @@ impl AgentSettings {
             let message =
                 format!("{} shares of one GPU: write 1 to {MAX_SHARES_PER_GPU}", self.shares_per_gpu);
             return invalid("sharesPerGpu", message);
+        }
+        if self.max_priority > MAX_PRIORITY {
+            let message =
+                format!("{}: write 0 (priorities are ignored) to {MAX_PRIORITY}", self.max_priority);
+            return invalid("maxPriority", message);
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
             let message = format!("{} simulated GPUs: write 1 to {MAX_SIMULATED_GPUS}", self.simulated.gpus);

@@ -181,6 +181,7 @@ impl NodeState {
     /// Applies changed settings, or a changed health of GPUs, to what can be granted.
     pub(crate) fn refresh(&self, settings: Option<AgentSettings>) {
         if let Some(settings) = settings {
+            self.adapters.regions.set_throttle_copies(settings.throttle_copies);
             *lock(&self.settings) = Arc::new(settings);
         }
         {

@@ -21,7 +21,7 @@
 use crate::containers::ContainerKey;
 use crate::device_plugin::DeviceId;
 use partage_core::dialect::Dialect;
-use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid};
+use partage_core::model::{ContainerName, Grant, PodGrant, PodId, PodUid, TurnPreferences};
 use partage_enforce::records::{self, Durability, LoadedRecords, RecordDir, RecordError, VersionedRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +79,9 @@ pub(crate) struct PodRecord {
     /// Whether memory above the limits of its containers is placed on the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) oversubscribe: bool,
+    /// How its containers take turns on shared GPUs; the priority as the node allowed it.
+    #[serde(default, skip_serializing_if = "TurnPreferences::is_default")]
+    pub(crate) turns: TurnPreferences,
 }
 
 impl PodRecord {
@@ -235,6 +238,7 @@ pub(crate) mod tests {
             env: [("main".into(), [("X".to_string(), "y".to_string())].into())].into(),
             resize: None,
             oversubscribe: false,
+            turns: TurnPreferences::default(),
         }
     }
 

@@ -4,7 +4,8 @@ use crate::dialect::asks::{self, ContainerReading};
 use crate::dialect::{Dialect, DialectSettings};
 use crate::manifest::WorkloadManifest;
 use crate::model::{
-    Bytes, Colocation, Constraints, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk, WantedGpus,
+    Bytes, Colocation, Constraints, ContainerRole, Cores, CoresAsk, MemoryAsk, PodAsk, ShareAsk,
+    TurnPreferences, WantedGpus,
 };
 use crate::pod::Problem;
 use crate::truncate::{self, shorten};
@@ -32,6 +33,9 @@ pub struct WorkloadReport {
     /// Whether allocations above the memory limits are placed in host memory; absent in JSON if false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub oversubscribe: bool,
+    /// How the pod takes turns on shared GPUs; absent in JSON without preferences.
+    #[serde(skip_serializing_if = "TurnPreferences::is_default")]
+    pub turns: TurnPreferences,
     /// Constraints on the GPUs, as text.
     #[serde(skip)]
     pub conditions: Vec<String>,
@@ -158,6 +162,7 @@ impl WorkloadReport {
             name: workload.name.clone(),
             containers,
             oversubscribe: reading.ask.oversubscribe,
+            turns: reading.ask.turns,
             conditions: conditions(&reading.ask.constraints),
             problems,
         };

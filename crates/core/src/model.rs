@@ -11,8 +11,9 @@ mod names;
 
 pub use amounts::{Bytes, Cores, CoresError, MilliCpu, TotalCores, TotalCoresError};
 pub use ask::{
-    Ask, Colocation, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MemoryAsk,
-    Oversubscription, PlacementPolicy, PodAsk, Selector, ShareAsk, UnknownPolicy, WantedGpus,
+    Ask, Colocation, Constraints, ContainerRole, CoresAsk, MAX_GPUS_PER_CONTAINER, MAX_PRIORITY, MemoryAsk,
+    Oversubscription, PlacementPolicy, PodAsk, Selector, ShareAsk, TurnPreferences, UnknownPolicy,
+    WantedGpus,
 };
 pub use gpu::{
     DEFAULT_SLOTS, Gpu, GpuLink, LinkMatrix, LinkMatrixError, MAX_GPUS_PER_NODE, MAX_SLOTS, Node, Overcommit,

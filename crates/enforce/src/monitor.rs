@@ -5,10 +5,12 @@
 //! the health of each GPU. The front ends decide what to do with a finding.
 
 mod findings;
+mod gpu_time;
 
 use crate::gpus::FatalErrorLog;
 use crate::records::RecordDir;
 use findings::FindingLog;
+use gpu_time::{GpuTimeReading, GpuTimeRound, GpuTimeTracker};
 use partage_core::model::{Bytes, GpuUuid, Node};
 use partage_host::gpus::{GpuSample, NvmlSession, uuid_bytes, uuid_from_bytes};
 use partage_region::audit::{
@@ -43,6 +45,18 @@ pub struct ObservedUsage {
 /// The usage of each GPU by each tenant.
 type UsageByGpu<K> = BTreeMap<K, BTreeMap<GpuUuid, ObservedUsage>>;
 
+/// GPU time that a tenant used and did not account for, to be charged with
+/// [`ManagedShares::charge_unaccounted`](crate::shares::ManagedShares::charge_unaccounted).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnaccountedTime<K> {
+    /// The tenant's share.
+    pub key: K,
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// The time in nanoseconds.
+    pub nanoseconds: u64,
+}
+
 /// The result of one poll.
 #[derive(Clone, Debug)]
 pub struct MonitorReport<K> {
@@ -56,6 +70,8 @@ pub struct MonitorReport<K> {
     pub findings: BTreeMap<K, Vec<String>>,
     /// The findings that the poll before did not have.
     pub new_findings: Vec<(K, String)>,
+    /// GPU time since the poll before that tenants have not accounted for.
+    pub unaccounted: Vec<UnaccountedTime<K>>,
     /// GPUs that became unhealthy, with the reason, or that recovered.
     pub health_changes: Vec<(GpuUuid, Option<String>)>,
 }
@@ -68,6 +84,7 @@ impl<K> Default for MonitorReport<K> {
             usage: BTreeMap::new(),
             findings: BTreeMap::new(),
             new_findings: Vec::new(),
+            unaccounted: Vec::new(),
             health_changes: Vec::new(),
         }
     }
@@ -81,6 +98,7 @@ pub struct Monitor<K> {
     /// The usage snapshot of each region in the last poll.
     snapshots: BTreeMap<K, UsageSnapshot>,
     usage: UsageByGpu<K>,
+    gpu_time: GpuTimeTracker<K>,
     /// Why GPUs are unhealthy, as last reported.
     health: BTreeMap<GpuUuid, String>,
     fatal_errors: Option<FatalErrorStore>,
@@ -103,6 +121,7 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
             findings: FindingLog::new(node),
             snapshots: BTreeMap::new(),
             usage: BTreeMap::new(),
+            gpu_time: GpuTimeTracker::default(),
             health: previously_unhealthy.into_iter().map(|gpu| (gpu, String::new())).collect(),
             fatal_errors: None,
         }
@@ -130,9 +149,11 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
         truncate_grown_usage(shares, &mut later);
         let now = partage_region::clock::monotonic_ns();
         let (attributed, unowned) = attribute(&samples, owner);
+        let (times, unaccounted) = self.compare_gpu_time(now, &samples, &attributed, shares, &mut later);
         let usage = self.usage_of(now, &samples, &attributed, shares, &later);
 
-        let round = self.audit_round(now, &samples, &attributed, shares, &earlier, &later);
+        let mut round = self.audit_round(now, &samples, &attributed, shares, &earlier, &later);
+        mark_gated(&mut round, &times);
         let wrong = self.audit.examine(&round);
         let owners = attributed.iter().flatten().filter_map(|process| process.owner.as_ref());
         let keys: BTreeMap<String, K> = owners
@@ -146,7 +167,7 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
         if let Some(FatalErrorStore { log, records, boot_id }) = &mut self.fatal_errors {
             log.store(records, boot_id, gpus.fatal_errors());
         }
-        MonitorReport { samples, unowned, usage, findings, new_findings, health_changes }
+        MonitorReport { samples, unowned, usage, findings, new_findings, unaccounted, health_changes }
     }
 
     fn audit_round(
@@ -181,6 +202,49 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
             containers: containers.collect(),
             unmanaged: unmanaged.map(|share| share.key.to_string()).collect(),
         }
+    }
+
+    /// Compares the GPU time that the driver reports with what the regions account for. Where a container is not
+    /// charged because it is not gated, the driver's time is added to its region.
+    ///
+    /// Afterwards the snapshots have the time that the containers account for, without charges that this monitor caused.
+    fn compare_gpu_time(
+        &mut self,
+        now: u64,
+        samples: &[GpuSample],
+        attributed: &[Vec<AttributedProcess<K>>],
+        shares: &[AuditedShare<K>],
+        later: &mut BTreeMap<K, UsageSnapshot>,
+    ) -> (GpuTimes, Vec<UnaccountedTime<K>>) {
+        let passed = self.gpu_time.begin_round(now);
+        let (mut times, mut unaccounted) = (GpuTimes::new(), Vec::new());
+        for AuditedShare { key, region } in shares {
+            let (Some(region), Some(snapshot)) = (region, later.get_mut(key)) else { continue };
+            let owner = region.owner();
+            for (gpu, usage) in snapshot.gpus.iter_mut().enumerate().take(owner.gpus()) {
+                let (Some(share), Some(gate)) = (owner.share(gpu), owner.gate(gpu)) else { continue };
+                let at = samples.iter().position(|sample| uuid_bytes(&sample.uuid) == Some(share.uuid));
+                let worked = at.map_or(0, |at| worked_by(&samples[at], &attributed[at], key, passed));
+                let reading = GpuTimeReading { gate, accounted: usage.spent, worked };
+                let round = self.gpu_time.update(key, gpu, reading);
+                usage.spent = round.accounted;
+                // Regions without markers are neither charged nor given turns by this daemon.
+                if owner.has_markers() {
+                    region.add_observed_time(gpu, round.uncharged);
+                    if round.unaccounted > 0 {
+                        let gpu = uuid_from_bytes(share.uuid);
+                        unaccounted.push(UnaccountedTime {
+                            key: key.clone(),
+                            gpu,
+                            nanoseconds: round.unaccounted,
+                        });
+                    }
+                }
+                times.insert((key.to_string(), gpu), round);
+            }
+        }
+        self.gpu_time.end_round();
+        (times, unaccounted)
     }
 
     fn usage_of(
@@ -230,7 +294,7 @@ impl<K: Ord + Clone + ToString> Monitor<K> {
     }
 }
 
-/// Returns the grants of a region that the audit compares.
+/// Returns the grants of a region that the audit compares, except whether the container's work is accounted for.
 fn granted(region: &RegionHandle) -> Vec<GrantedGpu> {
     let shares = (0..region.owner().gpus()).filter_map(|gpu| region.owner().share(gpu));
     shares
@@ -238,9 +302,44 @@ fn granted(region: &RegionHandle) -> Vec<GrantedGpu> {
             uuid: share.uuid,
             memory: share.memory,
             context: share.context,
-            waits_for_turns: share.waits_for_turns,
+            waits_for_turns: false,
         })
         .collect()
+}
+
+/// The comparison of GPU time by share, and by the index of the GPU in its region.
+type GpuTimes = BTreeMap<(String, usize), GpuTimeRound>;
+
+/// Marks the GPUs on which containers were gated, and so charged for their work, since the last poll.
+fn mark_gated(round: &mut AuditRound, times: &GpuTimes) {
+    for container in &mut round.containers {
+        for (gpu, granted) in container.granted.iter_mut().enumerate() {
+            let time = times.get(&(container.id.clone(), gpu));
+            granted.waits_for_turns = time.is_some_and(|time| time.was_gated);
+        }
+    }
+}
+
+/// Returns the nanoseconds for which a tenant occupied a GPU since the last poll, `passed` nanoseconds ago, by the driver.
+///
+/// Kernels of several processes may overlap: then the sum of the processes is more than the time in which the GPU was busy,
+/// and each counts in proportion, as the turn scheduler charges them.
+fn worked_by<K: PartialEq>(
+    sample: &GpuSample,
+    processes: &[AttributedProcess<K>],
+    key: &K,
+    passed: u64,
+) -> u64 {
+    let own = || processes.iter().filter(|process| process.owner.as_ref() == Some(key));
+    let sum = own().map(|process| process.worked_ns).fold(0, u64::saturating_add);
+    // One process may have more than `passed`: the driver reports the time of a whole window at once.
+    let longest = own().map(|process| process.worked_ns).max().unwrap_or(0);
+    let worked = sum.min(passed.max(longest));
+    let busy_processes = processes.iter().filter(|process| process.busy > 0).count();
+    let percents = processes.iter().map(|process| u64::from(process.busy)).fold(0, u64::saturating_add);
+    let busy = sample.utilization.map_or(100, |percent| u64::from(percent.min(100)));
+    // The utilization of the GPU may be that of a later moment, so it is used only if there may be overlaps.
+    if busy_processes < 2 || busy == 0 || percents <= busy { worked } else { worked / percents * busy }
 }
 
 /// A process on a GPU with the share that it belongs to.
@@ -250,6 +349,8 @@ struct AttributedProcess<K> {
     memory: u64,
     /// Percent of the time since the last poll.
     busy: u32,
+    /// Nanoseconds of GPU time since the last poll.
+    worked_ns: u64,
     owner: Option<K>,
 }
 
@@ -268,6 +369,7 @@ fn attribute<K>(
                 pid: process.pid,
                 memory: process.memory.map_or(0, |memory| memory.0),
                 busy: process.busy.unwrap_or(0),
+                worked_ns: process.worked_ns,
                 owner: owner(process.pid),
             })
             .collect();
@@ -285,9 +387,8 @@ fn exists(pid: u32) -> bool {
 
 fn snapshots<K: Ord + Clone>(shares: &[AuditedShare<K>]) -> BTreeMap<K, UsageSnapshot> {
     // The file was whole when it was opened, and only its tenant writes it.
-    let snapshot = |region: &Arc<RegionHandle>| {
-        region.reader().snapshot().unwrap_or_else(|_| UsageSnapshot::of_truncated_file())
-    };
+    let snapshot =
+        |region: &Arc<RegionHandle>| region.snapshot().unwrap_or_else(|_| UsageSnapshot::of_truncated_file());
     shares.iter().filter_map(|share| Some((share.key.clone(), snapshot(share.region.as_ref()?)))).collect()
 }
 
@@ -302,5 +403,50 @@ fn truncate_grown_usage<K: Ord>(shares: &[AuditedShare<K>], snapshots: &mut BTre
         {
             snapshot.forged.push(Forgery::Grown { bytes });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn worked(utilization: Option<u32>, processes: &[(char, u32, u64)]) -> u64 {
+        let sample = GpuSample {
+            uuid: "GPU-0".into(),
+            health: None,
+            mig: None,
+            memory_used: None,
+            utilization,
+            temperature: None,
+            power_milliwatts: None,
+            processes: Vec::new(),
+        };
+        let process = |&(owner, busy, worked_ns): &(char, u32, u64)| AttributedProcess {
+            pid: 1,
+            memory: 0,
+            busy,
+            worked_ns,
+            owner: Some(owner),
+        };
+        let processes: Vec<_> = processes.iter().map(process).collect();
+        worked_by(&sample, &processes, &'a', SECOND)
+    }
+
+    #[test]
+    fn work_of_all_processes_of_a_tenant_counts_up_to_the_time_that_has_passed() {
+        let half = SECOND / 2;
+        assert_eq!(worked(Some(80), &[('a', 30, 3 * SECOND / 10), ('b', 50, half)]), 3 * SECOND / 10);
+        assert_eq!(worked(Some(100), &[('a', 50, half), ('a', 50, half), ('a', 0, half)]), SECOND);
+        assert_eq!(worked(None, &[('a', 100, 2 * SECOND)]), 2 * SECOND, "a window that ended late");
+        assert_eq!(worked(Some(1), &[('a', 100, SECOND)]), SECOND, "it has just become idle");
+        assert_eq!(worked(Some(50), &[]), 0);
+    }
+
+    #[test]
+    fn overlapping_work_counts_in_proportion() {
+        assert_eq!(worked(Some(60), &[('a', 60, 6 * SECOND / 10), ('b', 60, SECOND)]), 3 * SECOND / 10);
+        assert_eq!(worked(None, &[('a', 100, SECOND), ('b', 100, SECOND)]), SECOND / 2);
     }
 }

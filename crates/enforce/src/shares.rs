@@ -19,8 +19,9 @@ pub use limits::{InvalidGpu, region_limits, throttled_gpus};
 
 use crate::context_sizes::ContextSizes;
 use crate::error_chain::describe;
-use crate::monitor::AuditedShare;
-use partage_core::model::{Bytes, GpuUuid, Share};
+use crate::monitor::{AuditedShare, UnaccountedTime};
+use partage_core::model::{Bytes, GpuUuid, Share, TurnPreferences};
+use partage_host::gpus::uuid_bytes;
 use partage_region::arbiter::{Arbiter, MemberId};
 use partage_region::protocol::LAYOUT_VERSION;
 use partage_region::{
@@ -32,6 +33,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Why a share cannot be prepared, adopted or changed.
@@ -92,7 +94,10 @@ pub struct ShareSpec<'a> {
     pub shares: &'a [Share],
     /// The GPUs on which launches wait for turns: see [`throttled_gpus`].
     pub throttled: &'a BTreeSet<GpuUuid>,
-    /// The policy of a region that is created. A region that exists keeps its own.
+    /// How the tenant takes its turns on them.
+    pub turns: TurnPreferences,
+    /// The policy of a region that is created. A region that exists keeps its own. Whether copies are throttled is the
+    /// same for all regions: see [`ManagedShares::set_throttle_copies`].
     pub policy: RegionPolicy,
 }
 
@@ -130,6 +135,7 @@ pub struct LiveShare<O> {
     pub owner: O,
     /// The tenant's shares of GPUs, in the order of the region.
     pub shares: Vec<Share>,
+    turns: TurnPreferences,
     region: RegionState,
 }
 
@@ -166,6 +172,8 @@ pub struct ManagedShares<K, O = ()> {
     contexts: ContextSizes,
     arbiter: Arbiter,
     live: Mutex<BTreeMap<K, LiveShare<O>>>,
+    /// Whether copies and fills wait for turns as launches do.
+    throttle_copies: AtomicBool,
 }
 
 impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
@@ -173,7 +181,12 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     /// against the limit.
     #[must_use]
     pub fn new(contexts: ContextSizes) -> Self {
-        ManagedShares { contexts, arbiter: Arbiter::new(), live: Mutex::default() }
+        ManagedShares {
+            contexts,
+            arbiter: Arbiter::new(),
+            live: Mutex::default(),
+            throttle_copies: AtomicBool::new(false),
+        }
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<K, LiveShare<O>>> {
@@ -220,7 +233,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         if matches!(found, Ok(LAYOUT_VERSION)) && self.is_managed(key, &owner, spec.shares) {
             return Ok(());
         }
-        let wanted = self.limits(spec.shares, spec.throttled)?;
+        let wanted = self.limits(spec.shares, spec.throttled, spec.turns)?;
         let handle = match found {
             Ok(layout) if layout != LAYOUT_VERSION && !is_in_use(spec.directory) => {
                 tracing::info!(share = %key, layout, "region of an older layout replaced before a start");
@@ -233,7 +246,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
             },
             Err(error) => replace(key, spec, &wanted, error)?,
         };
-        self.manage(key, owner, spec.shares, handle)
+        self.manage(key, owner, spec, handle)
     }
 
     /// Adopts the region of a tenant that may be running, after a restart of the daemon.
@@ -250,20 +263,21 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         if self.is_managed(key, &owner, spec.shares) {
             return Ok(Adoption::Managed);
         }
-        let wanted = self.limits(spec.shares, spec.throttled)?;
+        let wanted = self.limits(spec.shares, spec.throttled, spec.turns)?;
         let (adopted, managed) = match RegionHandle::adopt(spec.directory, &wanted, spec.usage_owner) {
             Err(RegionError::Missing(_)) if missing == MissingFiles::Leave => return Ok(Adoption::Missing),
             Err(RegionError::Missing(_)) => (create(spec, &wanted), Adoption::Created),
             adopted => (adopted.map_err(ShareError::from), Adoption::Managed),
         };
         let managed =
-            adopted.and_then(|handle| self.manage(key, owner.clone(), spec.shares, handle).map(|()| managed));
+            adopted.and_then(|handle| self.manage(key, owner.clone(), spec, handle).map(|()| managed));
         match managed {
             Ok(adoption) => Ok(adoption),
             Err(error) => {
                 let reason = describe(&error);
                 let region = RegionState::Unmanaged { reason: reason.clone() };
-                self.replace_entry(key, LiveShare { owner, shares: spec.shares.to_vec(), region });
+                let (shares, turns) = (spec.shares.to_vec(), spec.turns);
+                self.replace_entry(key, LiveShare { owner, shares, turns, region });
                 Ok(Adoption::Unmanaged { reason })
             }
         }
@@ -276,13 +290,22 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     }
 
     /// Adds a region to the arbiter, and replaces the entry of the share.
-    fn manage(&self, key: &K, owner: O, shares: &[Share], handle: RegionHandle) -> Result<(), ShareError> {
+    fn manage(
+        &self,
+        key: &K,
+        owner: O,
+        spec: &ShareSpec<'_>,
+        handle: RegionHandle,
+    ) -> Result<(), ShareError> {
         // The earlier handle must not write turns into the same region.
         self.release(key);
         let handle = Arc::new(handle);
         let member = self.arbiter.add(Arc::clone(&handle))?;
-        let region = RegionState::Managed { handle, member };
-        self.replace_entry(key, LiveShare { owner, shares: shares.to_vec(), region });
+        let region = RegionState::Managed { handle: Arc::clone(&handle), member };
+        let (shares, turns) = (spec.shares.to_vec(), spec.turns);
+        self.replace_entry(key, LiveShare { owner, shares, turns, region });
+        // The setting may change at the same time: either side finds the other's change.
+        self.apply_policy(&handle);
         Ok(())
     }
 
@@ -297,12 +320,40 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         }
     }
 
-    fn limits(&self, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<Vec<GpuShare>, InvalidGpu> {
-        shares.iter().map(|share| self.limits_of(share, throttled)).collect()
+    fn limits(
+        &self,
+        shares: &[Share],
+        throttled: &BTreeSet<GpuUuid>,
+        turns: TurnPreferences,
+    ) -> Result<Vec<GpuShare>, InvalidGpu> {
+        shares.iter().map(|share| self.limits_of(share, throttled, turns)).collect()
     }
 
-    fn limits_of(&self, share: &Share, throttled: &BTreeSet<GpuUuid>) -> Result<GpuShare, InvalidGpu> {
-        region_limits(share, self.contexts.of(&share.gpu), throttled.contains(&share.gpu))
+    fn limits_of(
+        &self,
+        share: &Share,
+        throttled: &BTreeSet<GpuUuid>,
+        turns: TurnPreferences,
+    ) -> Result<GpuShare, InvalidGpu> {
+        region_limits(share, self.contexts.of(&share.gpu), throttled.contains(&share.gpu), turns)
+    }
+
+    /// Sets whether copies and fills wait for turns as launches do, in all regions from now on. Running programs notice
+    /// it with their next copy.
+    pub fn set_throttle_copies(&self, throttle_copies: bool) {
+        self.throttle_copies.store(throttle_copies, Ordering::SeqCst);
+        for live in self.live().values() {
+            live.region().iter().for_each(|region| self.apply_policy(region));
+        }
+    }
+
+    /// Sets the part of a region's policy that is the same for all shares.
+    fn apply_policy(&self, region: &RegionHandle) {
+        let throttle_copies = self.throttle_copies.load(Ordering::SeqCst);
+        let policy = region.owner().policy();
+        if policy.throttle_copies != throttle_copies {
+            region.owner().set_policy(RegionPolicy { throttle_copies, ..policy });
+        }
     }
 
     /// Sets which launches wait for turns, after shares were added, removed or changed. A share whose limits cannot be
@@ -311,7 +362,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         let mut changed = false;
         for (key, live) in self.live().iter() {
             let Some(region) = live.region() else { continue };
-            let limits = self.limits(&live.shares, throttled).map_err(ShareError::from);
+            let limits = self.limits(&live.shares, throttled, live.turns).map_err(ShareError::from);
             match limits.and_then(|limits| Ok(region.apply(&limits)?)) {
                 Ok(differs) => changed |= differs,
                 Err(error) => tracing::warn!(share = %key, %error, "cannot change the limits of a share"),
@@ -319,6 +370,17 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         }
         if changed {
             self.arbiter.limits_changed();
+        }
+    }
+
+    /// Charges tenants for time that they used and did not account for, as the monitor found.
+    pub fn charge_unaccounted(&self, found: &[UnaccountedTime<K>]) {
+        let live = self.live();
+        for UnaccountedTime { key, gpu, nanoseconds } in found {
+            let Some(Ok((_, member))) = live.get(key).map(LiveShare::managed) else { continue };
+            let Some(uuid) = uuid_bytes(gpu) else { continue };
+            tracing::debug!(share = %key, %gpu, nanoseconds, "unaccounted GPU time charged");
+            self.arbiter.charge(member, uuid, *nanoseconds);
         }
     }
 
@@ -330,8 +392,8 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     pub fn resize(&self, key: &K, shares: &[Share], throttled: &BTreeSet<GpuUuid>) -> Result<(), ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
-        let old = self.limits(&live.shares, throttled)?;
-        let new = self.limits(shares, throttled)?;
+        let old = self.limits(&live.shares, throttled, live.turns)?;
+        let new = self.limits(shares, throttled, live.turns)?;
         let (region, _) = live.managed()?;
         let applied = region.apply(&new).map_err(ShareError::from);
         if let Err(error) = applied.and_then(|_| check_usage(region, &live.shares, shares)) {
@@ -353,7 +415,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
         if let Some(region) = live.region() {
-            region.apply(&self.limits(shares, throttled)?)?;
+            region.apply(&self.limits(shares, throttled, live.turns)?)?;
         }
         live.shares = shares.to_vec();
         self.arbiter.limits_changed();
@@ -365,7 +427,7 @@ impl<K: Ord + Clone + fmt::Display, O: Clone + PartialEq> ManagedShares<K, O> {
     pub fn extend(&self, key: &K, share: &Share, throttled: &BTreeSet<GpuUuid>) -> Result<usize, ShareError> {
         let mut live = self.live();
         let live = live.get_mut(key).ok_or(ShareError::NotFound)?;
-        let limits = self.limits_of(share, throttled)?;
+        let limits = self.limits_of(share, throttled, live.turns)?;
         let (region, member) = live.managed()?;
         // After an attempt that failed below, the region and the list have the GPU already.
         let gpu = match live.shares.iter().position(|attached| attached == share) {

@@ -5,14 +5,17 @@
 mod node;
 
 use node::{NodeTest, TestWorkload, eventually, on};
-use partage_core::model::{Bytes, GpuUuid};
+use partage_core::model::{Bytes, Cores, GpuUuid, Share, TurnPreferences};
 use partage_driver_api::exports::DriverVersion;
+use partage_enforce::context_sizes::ContextSizes;
 use partage_enforce::monitor::{AuditedShare, Monitor, MonitorReport};
+use partage_enforce::shares::{ManagedShares, ShareSpec};
 use partage_host::gpus::{NvmlSession, uuid_bytes};
 use partage_region::{GpuShare, RegionHandle, RegionPolicy};
 use partage_sim_node::state::GpuFault;
 use partage_testkit::workload::WorkloadOptions;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -93,6 +96,69 @@ fn bypass_of_a_region_is_reported_once() {
         assert_eq!((after.memory, after.busy), (Bytes(0), 0));
         assert_eq!(after.worked, worked, "the time of the last compute is kept");
         assert!(last.findings.is_empty());
+    });
+}
+
+#[test]
+fn work_of_a_share_that_is_not_gated_is_counted_by_the_driver() {
+    on("work_of_a_share_that_is_not_gated_is_counted_by_the_driver", A100, 1, DRIVER, |inside| {
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
+        let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
+        let program = TestWorkload::start(&WorkloadOptions { gpu: 0, memory_mib: 64, busy: 100 });
+        let own = region("own", &uuid(&inside, 0), 1 << 30);
+        let region = own.audited.region.clone().unwrap();
+        let owner = |pid: u32| (pid == program.pid()).then(|| String::from("own"));
+        let mut poll = || monitor.poll(&gpus, std::slice::from_ref(&own.audited), &owner);
+        let begin = std::time::Instant::now();
+        poll();
+        let spent = eventually("a second of work is counted", || {
+            poll();
+            let spent = region.snapshot().unwrap().gpus[0].spent;
+            (spent >= 1_000_000_000).then_some(spent)
+        });
+        let passed = u64::try_from(begin.elapsed().as_nanos()).unwrap();
+        assert!(spent <= passed + 1_000_000_000, "{spent} of {passed} ns");
+    });
+}
+
+#[test]
+fn gated_tenant_is_charged_for_work_that_it_does_not_mark() {
+    on("gated_tenant_is_charged_for_work_that_it_does_not_mark", A100, 1, DRIVER, |inside| {
+        let gpus = NvmlSession::open(&inside.driver).unwrap();
+        let mut monitor = Monitor::new(&gpus.node("here").unwrap(), []);
+        let folder = tempfile::tempdir().unwrap();
+        let shares = ManagedShares::<String>::new(ContextSizes::read(folder.path().join("contexts"), "550"));
+        // It has a ceiling, so its launches look at turns although it is alone.
+        let (gpu, cores) = (uuid(&inside, 0), Cores::percent(30));
+        let share = Share {
+            gpu: gpu.clone(),
+            memory_bytes: Some(Bytes(1 << 30)),
+            cores,
+            ceiling: None,
+            whole: false,
+        };
+        let spec = ShareSpec {
+            directory: &folder.path().join("region"),
+            usage_owner: rustix::process::geteuid().as_raw(),
+            shares: &[share],
+            throttled: &BTreeSet::from([gpu.clone()]),
+            turns: TurnPreferences::default(),
+            policy: RegionPolicy::default(),
+        };
+        shares.prepare(&"own".into(), (), &spec).unwrap();
+        let region = shares.region(&"own".into()).unwrap();
+        // It works without markers.
+        let program = TestWorkload::start(&WorkloadOptions { gpu: 0, memory_mib: 64, busy: 100 });
+        let owner = |pid: u32| (pid == program.pid()).then(|| String::from("own"));
+        let findings = eventually("two seconds of its work are charged, and found", || {
+            let report: MonitorReport<String> = monitor.poll(&gpus, &shares.audited(), &owner);
+            assert!(report.unaccounted.iter().all(|found| found.key == "own" && found.gpu == gpu));
+            shares.charge_unaccounted(&report.unaccounted);
+            let findings = report.findings.get("own").cloned().unwrap_or_default();
+            let is_found = findings.iter().any(|finding| finding.contains("outside their turns"));
+            (is_found && region.snapshot().unwrap().gpus[0].spent > 2_000_000_000).then_some(findings)
+        });
+        assert!(!findings.is_empty());
     });
 }
 

@@ -279,7 +279,12 @@ fn processes_are_sampled_with_memory_and_utilization() {
         };
         assert_eq!(sample.processes.len(), 2);
         let context = inside.config.profile(1).unwrap().memory.context;
-        let rests = GpuProcess { pid: idle.pid(), memory: Some(Bytes(context + (300 << 20))), busy: Some(0) };
+        let rests = GpuProcess {
+            pid: idle.pid(),
+            memory: Some(Bytes(context + (300 << 20))),
+            busy: Some(0),
+            worked_ns: 0,
+        };
         assert_eq!(of(&idle), rests);
         // Its kernels take some memory, too.
         let held = of(&busy).memory.unwrap();

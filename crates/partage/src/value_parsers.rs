@@ -1,6 +1,6 @@
 //! Parses amounts of the command line. Errors give the correct spelling; clap puts the option and its value before them.
 
-use partage_core::model::{Bytes, Cores};
+use partage_core::model::{Bytes, Cores, MAX_PRIORITY};
 use partage_core::quantity::{Quantity, QuantityError};
 use std::time::Duration;
 
@@ -84,6 +84,13 @@ fn is_unit_word(letter: char, rest: &str) -> bool {
 pub(crate) fn parse_percent(text: &str) -> Result<u32, String> {
     let number = trim_percent_sign(text).parse().ok().filter(|number| (1..=100).contains(number));
     number.ok_or_else(|| "use a whole number from 1 to 100".into())
+}
+
+/// Parses a priority among shares that want the same turn.
+pub(crate) fn parse_priority(text: &str) -> Result<u32, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| is_number && *number <= MAX_PRIORITY);
+    number.ok_or_else(|| format!("use a whole number from 0 to {MAX_PRIORITY}"))
 }
 
 /// Parses the compute of each GPU of a new share, in percent: `30`, `30%`, `12.5`.

@@ -8,8 +8,8 @@ use partage_core::explain::SuggestedChange;
 use partage_core::ledger::{Ledger, LedgerTime, Statement};
 use partage_core::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, GpuUuid, Grant, MAX_GPUS_PER_CONTAINER,
-    MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk, TotalCores,
-    WantedGpus,
+    MAX_PRIORITY, MemoryAsk, Node, Oversubscription, PodAsk, PodGrant, PodId, Selector, Share, ShareAsk,
+    TotalCores, TurnPreferences, WantedGpus,
 };
 use partage_core::place::{HostUsage, PolicyEngine};
 use partage_enforce::placement_refusal::NoPlacement;
@@ -46,6 +46,13 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
     if request.whole && request.oversubscribe {
         return wrong("a whole GPU has no memory limit to exceed: omit --oversubscribe, or --whole");
     }
+    if request.whole && (request.low_latency || request.priority.is_some()) {
+        return wrong("a whole GPU is not shared in turns: omit --latency and --priority, or --whole");
+    }
+    let priority = request.priority.unwrap_or(0);
+    if priority > MAX_PRIORITY {
+        return wrong(&format!("invalid priority {priority}: use 0 to {MAX_PRIORITY}"));
+    }
     let count = request.gpus.unwrap_or(1);
     if !(1..=MAX_GPUS_PER_CONTAINER).contains(&count) {
         return wrong(&format!("invalid number of GPUs {count}: request 1 to {MAX_GPUS_PER_CONTAINER}"));
@@ -66,6 +73,9 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
     };
     if mode == Some(ComputeMode::Hard) && cores.is_none() {
         return wrong("--mode hard requires --cores");
+    }
+    if request.low_latency && cores.is_none() {
+        return wrong("--latency low requires --cores: only launches within the guarantee start soon");
     }
     let memory = match (memory, request.memory_percent) {
         (Some(memory), _) => MemoryAsk::Exactly(memory),
@@ -90,6 +100,7 @@ pub fn to_ask(request: &RunRequest, default: &DefaultShare) -> Result<PodAsk, Re
             ..Constraints::default()
         },
         oversubscribe: request.oversubscribe,
+        turns: TurnPreferences { low_latency: request.low_latency, priority },
         ..PodAsk::default()
     })
 }
@@ -110,6 +121,7 @@ pub fn place(
     let mut ask = ask.clone();
     ask.constraints.policy = Some(settings.policy);
     may_oversubscribe(settings, &ask)?;
+    may_have_priority(settings, who, &ask)?;
     admit(node, held, settings, who, &mut ask)?;
     let shares = fit(ledger_of(node, held).statement(), node, held, settings, who, &ask)?;
     within_rule(held, settings, who, &shares)?;
@@ -123,6 +135,23 @@ fn may_oversubscribe(settings: &WorkstationSettings, ask: &PodAsk) -> Result<(),
     }
     let message = "oversubscription is not allowed on this machine (oversubscribe: refused in its settings): omit \
                    --oversubscribe and request as much --memory as the program needs";
+    Err(Refusal::new(RefusalReason::NotAllowed, message))
+}
+
+/// Refuses a priority above the one that the settings allow. The user of the daemon, and root, may have any.
+fn may_have_priority(
+    settings: &WorkstationSettings,
+    who: &UserIdentity,
+    ask: &PodAsk,
+) -> Result<(), Refusal> {
+    let (priority, most) = (ask.turns.priority, settings.max_priority);
+    if priority <= most || who.is_daemon_user() {
+        return Ok(());
+    }
+    let remedy = if most == 0 { "omit --priority".into() } else { format!("use at most --priority {most}") };
+    let message = format!(
+        "priority {priority} is not allowed on this machine (maxPriority: {most} in its settings): {remedy}"
+    );
     Err(Refusal::new(RefusalReason::NotAllowed, message))
 }
 

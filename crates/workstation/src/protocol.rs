@@ -76,6 +76,12 @@ pub struct RunRequest {
     /// can parse the request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub oversubscribe: bool,
+    /// Whether launches should start soon beside long kernels of others. It is serialized only if true, as above.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub low_latency: bool,
+    /// The priority among shares that want the same turn; absent for the lowest, 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
     /// Whether the guaranteed compute is also the limit.
     pub mode: Option<ComputeMode>,
     /// Texts of which the model name must contain at least one.

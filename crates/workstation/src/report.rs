@@ -136,6 +136,12 @@ pub struct ShareReport {
     /// Whether memory above the limit is allocated on the host.
     #[serde(default)]
     pub oversubscribe: bool,
+    /// Whether its launches start soon beside long kernels of others.
+    #[serde(default)]
+    pub low_latency: bool,
+    /// Its priority among shares that want the same turn.
+    #[serde(default)]
+    pub priority: u32,
     /// The share of each GPU.
     #[serde(alias = "parts")]
     pub gpu_shares: Vec<GpuShareReport>,

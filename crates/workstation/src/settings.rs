@@ -3,7 +3,9 @@
 use crate::protocol::ComputeMode;
 use crate::state_dir::StateDir;
 use crate::users::{self, UserIdentity};
-use partage_core::model::{Bytes, Cores, Gpu, GpuUuid, Node, Oversubscription, PlacementPolicy, TotalCores};
+use partage_core::model::{
+    Bytes, Cores, Gpu, GpuUuid, MAX_PRIORITY, Node, Oversubscription, PlacementPolicy, TotalCores,
+};
 use partage_core::place::defaults;
 use partage_core::quantity::Quantity;
 use partage_enforce::gpus::DriverChoice;
@@ -42,6 +44,10 @@ pub struct WorkstationSettings {
     pub policy: PlacementPolicy,
     /// Whether shares may allocate memory above their limit on the host: `allowed` or `refused`.
     pub oversubscribe: Oversubscription,
+    /// The highest priority that users other than root and the daemon's own may request.
+    pub max_priority: u32,
+    /// Whether copies and fills wait for turns as launches do.
+    pub throttle_copies: bool,
     /// The size of a share that is requested without one.
     pub default: DefaultShare,
     /// The rules for users, of which the first that matches applies. A user without a matching rule gets nothing;
@@ -59,6 +65,8 @@ impl Default for WorkstationSettings {
             metrics: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
             policy: defaults::WORKSTATION_POLICY,
             oversubscribe: Oversubscription::Allowed,
+            max_priority: 0,
+            throttle_copies: false,
             default: DefaultShare::default(),
             users: Vec::new(),
             reservations: Vec::new(),
@@ -398,6 +406,10 @@ impl WorkstationSettings {
         }
         if self.default.cores == Some(Cores::NONE) {
             return invalid("default", "cores must not be 0: omit them, or write 1 or more");
+        }
+        if self.max_priority > MAX_PRIORITY {
+            let problem = format!("invalid priority {}: write 0 to {MAX_PRIORITY}", self.max_priority);
+            return invalid("maxPriority", problem);
         }
         if !(1..=MAX_SIMULATED_GPUS).contains(&self.simulated.gpus) {
             let gpus = self.simulated.gpus;

@@ -6,7 +6,7 @@
 
 use crate::state_dir::StateDir;
 use crate::users::UserIdentity;
-use partage_core::model::Share;
+use partage_core::model::{Share, TurnPreferences};
 use partage_enforce::records::{self, DecodeError, Durability, RecordError, VersionedRecord};
 use partage_host::cgroup::Cgroup;
 use partage_host::confine::Confinement;
@@ -45,6 +45,9 @@ pub(crate) struct ShareRecord {
     /// Whether memory beyond the limit is allocated on the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) oversubscribe: bool,
+    /// How it takes its turns.
+    #[serde(default, skip_serializing_if = "TurnPreferences::is_default")]
+    pub(crate) turns: TurnPreferences,
 }
 
 /// How the processes of a share are confined.
@@ -91,6 +94,7 @@ impl ShareRecord {
             confinement: None,
             cgroup: None,
             oversubscribe: false,
+            turns: TurnPreferences::default(),
         })
     }
 

@@ -153,8 +153,9 @@ impl NodeState {
                     if may_run {
                         self.adopt_region(key, owner, record, grant, &all)?;
                     } else {
+                        let policy = region_policy(record);
                         let regions = &self.adapters.regions;
-                        regions.prepare(key, owner, &grant.shares, &all, region_policy(record))?;
+                        regions.prepare(key, owner, &grant.shares, &all, record.turns, policy)?;
                     }
                     fault::point("after-region");
                 }

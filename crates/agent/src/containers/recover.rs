@@ -73,6 +73,7 @@ impl NodeState {
                 None => {}
             }
         }
+        adapters.regions.set_throttle_copies(settings.throttle_copies);
         // Nothing is offered on a GPU whose health is unknown.
         let report = MonitorReport { samples: adapters.gpus.sample(), ..MonitorReport::default() };
         let node = offered(&machine.inventory.node, &settings, &report);
@@ -120,7 +121,9 @@ impl NodeState {
         throttled: &BTreeSet<GpuUuid>,
     ) -> Result<(), ContainerRegionError> {
         let regions = &self.adapters.regions;
-        if let Adoption::Unmanaged { reason } = regions.adopt(key, owner, &grant.shares, throttled)? {
+        if let Adoption::Unmanaged { reason } =
+            regions.adopt(key, owner, &grant.shares, throttled, record.turns)?
+        {
             let (namespace, pod) = logged_name(Some(&record.pod));
             tracing::warn!(
                 namespace,

@@ -1,6 +1,6 @@
 use super::*;
 use partage_core::dialect::grants::native;
-use partage_core::model::{Bytes, Gpu, GpuUuid, NodeName, Oversubscription};
+use partage_core::model::{Bytes, Gpu, GpuUuid, NodeName, Oversubscription, TurnPreferences};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -76,6 +76,33 @@ fn second_request_of_a_pod_returns_the_same_grant() {
     assert_eq!(grants.records().count(), 1);
     assert!(first.annotations.contains_key(native::ANNOTATION));
     assert_eq!(first.env["main"]["NVIDIA_VISIBLE_DEVICES"], first.grant.grants[0].shares[0].gpu.as_str());
+}
+
+#[test]
+fn turn_preferences_are_kept_by_the_record_and_priority_is_capped_by_the_node() {
+    let limits = json!({"partage.dev/gpu": 1, "partage.dev/memory": "4Gi", "partage.dev/cores": 10});
+    let asks = pod(limits.clone(), json!({"partage.dev/latency": "low", "partage.dev/priority": "9"}));
+    for (max_priority, priority) in [(0, 0), (4, 4), (10, 9)] {
+        let settings = AgentSettings { max_priority, ..AgentSettings::default() };
+        let mut grants = NodeGrants::new(node(), BTreeMap::new());
+        let record = decide(&mut grants, "a", &asks, &settings).unwrap();
+        let turns = TurnPreferences { low_latency: true, priority };
+        assert_eq!(record.turns, turns);
+        assert_eq!(crate::store::decode(&crate::store::encode(&record).unwrap()).unwrap(), record);
+        // Neither its tenants nor a changed setting affect a running pod.
+        let (changed, all) = (pod(limits.clone(), json!({})), AgentSettings { max_priority: 10, ..settings });
+        assert_eq!(grants.with_grant(&record, &changed, record.grant.clone(), &all).unwrap().turns, turns);
+        let plain = decide(&mut grants, "b", &changed, &all).unwrap();
+        assert!(!crate::store::encode(&plain).unwrap().contains("turns"));
+        assert!(grants.with_grant(&plain, &asks, plain.grant.clone(), &all).unwrap().turns.is_default());
+    }
+    let settings = AgentSettings::default();
+    let wrong = pod(limits, json!({"partage.dev/latency": "lowest"}));
+    let why = decide(&mut NodeGrants::new(node(), BTreeMap::new()), "c", &wrong, &settings).unwrap_err();
+    assert_eq!(
+        why,
+        "partage.dev/latency: \"lowest\" is not a latency class: write \"low\", or remove this annotation"
+    );
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(super) struct SettingsDocument {
     extender: Option<bool>,
     resize: Option<ResizePolicy>,
     oversubscribe: Option<Oversubscription>,
+    max_priority: Option<u32>,
+    throttle_copies: Option<bool>,
     on_bypass: Option<BypassAction>,
     driver: Option<DriverSetting>,
     simulated: Option<SimulatedGpus>,
@@ -67,6 +69,10 @@ struct NodeOverride {
     resize: Option<ResizePolicy>,
     #[serde(default)]
     oversubscribe: Option<Oversubscription>,
+    #[serde(default)]
+    max_priority: Option<u32>,
+    #[serde(default)]
+    throttle_copies: Option<bool>,
     #[serde(default)]
     on_bypass: Option<BypassAction>,
     #[serde(default)]
@@ -116,6 +122,8 @@ impl SettingsDocument {
                     extender,
                     resize,
                     oversubscribe,
+                    max_priority,
+                    throttle_copies,
                     on_bypass,
                     driver,
                     simulated,

@@ -42,6 +42,8 @@ policy: spread
 extender: true
 resize: off
 oversubscribe: allowed
+maxPriority: 7
+throttleCopies: true
 onBypass: evict
 driver: simulated
 simulated: {gpus: 8, model: H100-SXM5-80GB}
@@ -60,6 +62,8 @@ metrics: {address: '127.0.0.1:9000', anonymous: true}
     assert_eq!(settings.resize, ResizePolicy::Off);
     assert_eq!(settings.oversubscribe, Oversubscription::Allowed);
     assert_eq!(AgentSettings::default().oversubscribe, Oversubscription::Refused);
+    assert_eq!((settings.max_priority, settings.throttle_copies), (7, true));
+    assert_eq!(AgentSettings::default().max_priority, 0, "a tenant must not outrank others at will");
     assert_eq!((settings.on_bypass, settings.driver), (BypassAction::Evict, DriverSetting::Simulated));
     assert_eq!(settings.simulated, SimulatedGpus { gpus: 8, model: "H100-SXM5-80GB".into() });
 }
@@ -96,6 +100,9 @@ fn invalid_settings_are_refused_with_the_key() {
         ("metrics: {port: 3}", "port"),
         ("oversubscribe: yes", "expected one of allowed, refused"),
         ("nodes: [{names: [a], oversubscribe: maybe}]", "maybe"),
+        ("maxPriority: 11", "maxPriority: 11: write 0 (priorities are ignored) to 10"),
+        ("nodes: [{names: [a], maxPriority: 11}]", "nodes[0].maxPriority: 11"),
+        ("throttleCopies: allowed", "invalid boolean"),
         ("sharesPerGpu: 0", "sharesPerGpu: 0 shares of one GPU: write 1 to 1000"),
         ("awsSlots: 49", "awsSlots: 49 slots per GPU"),
         ("volcanoMemoryFactor: 0", "volcanoMemoryFactor: "),

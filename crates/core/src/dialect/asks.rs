@@ -16,6 +16,7 @@ mod memory;
 pub(super) mod native;
 mod oversubscribe;
 mod resource_list;
+mod turn_preferences;
 pub(super) mod vcuda;
 pub(super) mod volcano;
 
@@ -94,6 +95,7 @@ pub fn read(pod: &PodManifest, settings: &DialectSettings) -> PodReading {
     limits.check_used(&containers, &mut problems);
     aws::check_limit_used(pod, &containers, &mut problems);
     let oversubscribe = oversubscribe::read(pod, &containers, &mut problems);
+    let turns = turn_preferences::read(pod, &containers, &mut problems);
 
     let dialects = Dialect::ALL.into_iter().filter(|d| containers.iter().any(|c| c.dialect == Some(*d)));
     let mut constraints = constraints::read(pod, &dialects.collect::<Vec<_>>(), &mut problems);
@@ -103,7 +105,7 @@ pub fn read(pod: &PodManifest, settings: &DialectSettings) -> PodReading {
         .collect();
     constraints.colocation = colocation(pod, &containers, &asks, is_split, &mut problems);
     let (cpu, memory) = host_requests::read(pod, &mut problems);
-    PodReading { containers, ask: PodAsk { asks, constraints, cpu, memory, oversubscribe }, problems }
+    PodReading { containers, ask: PodAsk { asks, constraints, cpu, memory, oversubscribe, turns }, problems }
 }
 
 /// Returns whether a resource requests GPUs in some dialect, or is probably a misspelling of one that does.

@@ -1,7 +1,7 @@
 //! The ask of a pod, independent of its dialect.
 
 use super::{Bytes, ContainerName, Cores, MilliCpu};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -95,6 +95,37 @@ pub struct PodAsk {
     /// Whether the containers may allocate more GPU memory than their limits, in host memory. It does not change their use of
     /// a GPU, so the allocator ignores it. A node may refuse it.
     pub oversubscribe: bool,
+    /// How the containers take turns on shared GPUs. It does not change how much they get, so the allocator ignores it.
+    pub turns: TurnPreferences,
+}
+
+/// Highest [`TurnPreferences::priority`].
+pub const MAX_PRIORITY: u32 = 10;
+
+/// How a container takes its turns on GPUs that it shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TurnPreferences {
+    /// Whether its launches start soon even beside long kernels of others, at some cost in throughput for all.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub low_latency: bool,
+    /// Priority, 0 to [`MAX_PRIORITY`]: of containers that want the same turn, the higher goes first within its
+    /// guarantee, and gets idle time first.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub priority: u32,
+}
+
+impl TurnPreferences {
+    /// Returns whether nothing is preferred.
+    pub fn is_default(&self) -> bool {
+        *self == TurnPreferences::default()
+    }
+}
+
+// The signature is what serde requires.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Whether shares on a machine may allocate more GPU memory than their limits, in host memory. A setting of the machine.

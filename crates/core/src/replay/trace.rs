@@ -2,7 +2,7 @@
 
 use crate::model::{
     Ask, Bytes, Constraints, ContainerRole, Cores, CoresAsk, Gpu, MemoryAsk, MilliCpu, Node, PodAsk,
-    Selector, ShareAsk, WantedGpus,
+    Selector, ShareAsk, TurnPreferences, WantedGpus,
 };
 
 /// Memory of a GPU in MiB. Traces measure a share in thousandths of a GPU, and a share has as many MiB.
@@ -99,6 +99,7 @@ impl TracePod {
             cpu: self.cpu,
             memory: self.memory,
             oversubscribe: false,
+            turns: TurnPreferences::default(),
         }
     }
 }

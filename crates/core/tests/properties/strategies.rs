@@ -78,6 +78,7 @@ pub(crate) fn asks() -> impl Strategy<Value = PodAsk> {
                 cpu: MilliCpu(cpu),
                 memory: Bytes::ZERO,
                 oversubscribe: false,
+                turns: TurnPreferences::default(),
             }
         },
     )

@@ -2,7 +2,7 @@
 //!
 //! Compute is in thousandths of a percent on both sides.
 
-use partage_core::model::{Bytes, Cores, GpuUuid, Share};
+use partage_core::model::{Bytes, Cores, GpuUuid, Share, TurnPreferences};
 use partage_host::gpus::{uuid_bytes, uuid_from_bytes};
 use partage_region::protocol::NO_MEMORY_LIMIT;
 use partage_region::{GpuShare, WHOLE_GPU};
@@ -18,8 +18,13 @@ const _: () = assert!(Cores::WHOLE.as_millipercent() == WHOLE_GPU);
 pub struct InvalidGpu(pub GpuUuid);
 
 /// Converts a share into the limits of a region. `context` is the size of a CUDA context on the GPU, `throttled` whether
-/// launches wait for turns.
-pub fn region_limits(share: &Share, context: Bytes, throttled: bool) -> Result<GpuShare, InvalidGpu> {
+/// launches wait for turns, `turns` how.
+pub fn region_limits(
+    share: &Share,
+    context: Bytes,
+    throttled: bool,
+    turns: TurnPreferences,
+) -> Result<GpuShare, InvalidGpu> {
     let uuid = uuid_bytes(&share.gpu).ok_or_else(|| InvalidGpu(share.gpu.clone()))?;
     Ok(GpuShare {
         uuid,
@@ -27,8 +32,9 @@ pub fn region_limits(share: &Share, context: Bytes, throttled: bool) -> Result<G
         context: context.0,
         cores: share.cores.filter(|_| !share.whole).map_or(0, Cores::as_millipercent),
         ceiling: share.ceiling.or(share.cores).map_or(WHOLE_GPU, Cores::as_millipercent),
-        priority: 0,
+        priority: turns.priority,
         waits_for_turns: throttled,
+        low_latency: turns.low_latency,
     })
 }
 
@@ -65,24 +71,33 @@ mod tests {
 
     #[test]
     fn amounts_are_converted_in_the_same_unit() {
-        let plain = region_limits(&share(GPU), Bytes(7), false).unwrap();
+        let plain = region_limits(&share(GPU), Bytes(7), false, TurnPreferences::default()).unwrap();
         assert_eq!((plain.memory, plain.context, plain.cores, plain.ceiling), (u64::MAX, 7, 0, WHOLE_GPU));
         assert_eq!(plain.uuid[..2], [0x01, 0x23]);
         let (thirty, half) = (Cores::percent(30), Cores::percent(50));
         let mut limited = Share { memory_bytes: Some(Bytes(1 << 30)), cores: thirty, ..share(GPU) };
-        let region = region_limits(&limited, Bytes::ZERO, true).unwrap();
+        let region = region_limits(&limited, Bytes::ZERO, true, TurnPreferences::default()).unwrap();
         assert_eq!((region.memory, region.cores, region.ceiling), (1 << 30, 30_000, 30_000));
         assert!(region.waits_for_turns);
         let back = share_of(&region);
         assert_eq!(back, limited, "the limits have everything that a share needs");
-        assert!(share_of(&region_limits(&share(GPU), Bytes(7), false).unwrap()).whole);
+        assert!(
+            share_of(&region_limits(&share(GPU), Bytes(7), false, TurnPreferences::default()).unwrap()).whole
+        );
         limited.ceiling = half;
-        assert_eq!(region_limits(&limited, Bytes::ZERO, true).unwrap().ceiling, 50_000);
+        assert_eq!(
+            region_limits(&limited, Bytes::ZERO, true, TurnPreferences::default()).unwrap().ceiling,
+            50_000
+        );
         // A tenant that has the GPU to itself needs no guarantee.
         let whole = Share { cores: Cores::percent(100), whole: true, ..share(GPU) };
-        let region = region_limits(&whole, Bytes::ZERO, false).unwrap();
+        let region = region_limits(&whole, Bytes::ZERO, false, TurnPreferences::default()).unwrap();
         assert_eq!((region.cores, region.ceiling), (0, WHOLE_GPU));
-        let error = region_limits(&share("GPU-1"), Bytes::ZERO, false).unwrap_err();
+        let turns = TurnPreferences { low_latency: true, priority: 4 };
+        let region = region_limits(&limited, Bytes::ZERO, true, turns).unwrap();
+        assert_eq!((region.low_latency, region.priority, region.cores), (true, 4, 30_000));
+        let error =
+            region_limits(&share("GPU-1"), Bytes::ZERO, false, TurnPreferences::default()).unwrap_err();
         assert_eq!(error, InvalidGpu("GPU-1".into()));
     }
 

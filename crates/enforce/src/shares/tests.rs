@@ -53,6 +53,7 @@ impl Fixture {
             usage_owner: rustix::process::geteuid().as_raw(),
             shares,
             throttled: &self.throttled,
+            turns: TurnPreferences { low_latency: true, priority: 2 },
             policy: RegionPolicy::default(),
         })
     }
@@ -69,7 +70,7 @@ impl Fixture {
     fn make_layout_unknown(&self) {
         for name in [LIMITS_FILE, USAGE_FILE] {
             let file = fs::File::options().write(true).open(self.file(name)).unwrap();
-            file.write_all_at(&3_u32.to_le_bytes(), 8).unwrap();
+            file.write_all_at(&4_u32.to_le_bytes(), 8).unwrap();
         }
     }
 }
@@ -120,7 +121,7 @@ fn running_tenant_with_an_unknown_layout_is_left_untouched() {
     let (shares, key) = (fixture.restart(), KEY.to_string());
     for missing in [MissingFiles::Leave, MissingFiles::Create] {
         let Adoption::Unmanaged { reason } = fixture.adopt(&shares, &share(2000), missing) else { panic!() };
-        assert!(reason.contains("limits has layout 3") && reason.contains("layouts 1 to 2"), "{reason}");
+        assert!(reason.contains("limits has layout 4") && reason.contains("layouts 1 to 3"), "{reason}");
     }
     assert!(fixture.contents() == before, "no byte is changed");
     assert!(shares.region(&key).is_none() && shares.get(&key).is_some());
@@ -214,6 +215,7 @@ fn region_of_another_user_is_not_adopted() {
         usage_owner: other,
         shares: &amounts,
         throttled: &fixture.throttled,
+        turns: TurnPreferences::default(),
         policy: RegionPolicy::default(),
     };
     // Any user can put files into this directory.
@@ -267,6 +269,43 @@ fn turns_are_set_for_all_regions_and_end_with_the_share() {
     remove_region(&fixture.directory()).unwrap();
     remove_region(&fixture.directory()).unwrap();
     assert!(!fixture.directory().exists());
+}
+
+#[test]
+fn turn_preferences_are_in_the_limits_and_survive_changes() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Managed);
+    let region = shares.region(&key).unwrap();
+    let preferred = |gpu: usize| {
+        let share = region.owner().share(gpu).unwrap();
+        (share.low_latency, share.priority)
+    };
+    assert_eq!(preferred(0), (true, 2));
+    shares.apply_turns(&BTreeSet::new());
+    shares.resize(&key, &share(500), &fixture.throttled).unwrap();
+    shares.extend(&key, &share_of(OTHER_GPU, 300), &fixture.throttled).unwrap();
+    assert_eq!((preferred(0), preferred(1)), ((true, 2), (true, 2)));
+}
+
+#[test]
+fn copies_are_throttled_in_all_regions_while_the_setting_is_on() {
+    let fixture = Fixture::new();
+    let (shares, key) = (fixture.restart(), KEY.to_string());
+    fixture.prepare(&shares, &share(1000)).unwrap();
+    let policy = |shares: &ManagedShares<String>| shares.region(&key).unwrap().owner().policy();
+    assert!(!policy(&shares).throttle_copies);
+    let region = shares.region(&key).unwrap();
+    region.owner().set_policy(RegionPolicy { oversubscribe: true, ..RegionPolicy::default() });
+    shares.set_throttle_copies(true);
+    assert_eq!(policy(&shares), RegionPolicy { oversubscribe: true, throttle_copies: true });
+    // A daemon that starts later has its own setting.
+    for throttle_copies in [true, false] {
+        let shares = fixture.restart();
+        shares.set_throttle_copies(throttle_copies);
+        assert_eq!(fixture.adopt(&shares, &share(1000), MissingFiles::Leave), Adoption::Managed);
+        assert_eq!(policy(&shares), RegionPolicy { oversubscribe: true, throttle_copies });
+    }
 }
 
 #[test]

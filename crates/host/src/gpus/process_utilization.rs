@@ -8,6 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The longest interval between two samples of the driver: until it is over, the driver may have no new sample.
 const MAX_SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The longest time that one sample is taken to cover: an interval between queries, and one between samples.
+const MAX_COVERED_TIME: Duration = Duration::from_secs(2);
+
 /// The utilization by process that is kept between queries.
 #[derive(Debug, Default)]
 pub(super) struct ProcessUtilization {
@@ -15,6 +18,8 @@ pub(super) struct ProcessUtilization {
     newest: u64,
     /// The utilization by pid from the newest samples, in percent.
     last: BTreeMap<u32, u32>,
+    /// The GPU time by pid, in microseconds, that the samples of the last query add to earlier ones.
+    worked: BTreeMap<u32, u64>,
 }
 
 /// A sample: its time in microseconds since 1970, the pid, and the utilization in percent.
@@ -26,6 +31,7 @@ impl ProcessUtilization {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         let since =
             if self.newest == 0 { now.saturating_sub(micros(MAX_SAMPLE_INTERVAL)) } else { self.newest };
+        let since = since.max(now.saturating_sub(micros(MAX_COVERED_TIME)));
         let samples = match device.process_utilization_stats(since) {
             Ok(samples) => samples,
             // No process was active, there is no new sample yet, or a process started between NVML's two queries.
@@ -37,21 +43,38 @@ impl ProcessUtilization {
         Some(&self.last)
     }
 
+    /// Returns the GPU time of a process that the last query added, in nanoseconds. No time is counted twice, however
+    /// often and irregularly the driver is queried.
+    pub(super) fn worked_ns(&self, pid: u32) -> u64 {
+        self.worked.get(&pid).map_or(0, |micros| micros.saturating_mul(1_000))
+    }
+
     fn add_samples(&mut self, samples: impl Iterator<Item = UtilizationSample>, since: u64, now: u64) {
         let mut sums: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         let mut newest = None;
+        // The end of the time that earlier samples cover, by pid.
+        let mut covered: BTreeMap<u32, u64> = BTreeMap::new();
+        self.worked.clear();
         // Drivers also return old samples, and values above 100 %.
         for (time, pid, percent) in samples.filter(|&(time, _, percent)| time > since && percent <= 100) {
             let (sum, count) = sums.entry(pid).or_default();
             (*sum, *count) = (*sum + percent, *count + 1);
             newest = newest.max(Some(time));
+            let covered = covered.entry(pid).or_insert(since);
+            let passed = time.saturating_sub(*covered).min(micros(MAX_COVERED_TIME));
+            *covered = time.max(*covered);
+            *self.worked.entry(pid).or_default() += passed * u64::from(percent) / 100;
         }
         match newest {
             Some(time) => {
                 self.newest = time;
                 self.last = sums.into_iter().map(|(pid, (sum, count))| (pid, sum / count)).collect();
             }
-            None if now.saturating_sub(self.newest) > micros(MAX_SAMPLE_INTERVAL) => self.last.clear(),
+            None if now.saturating_sub(self.newest) > micros(MAX_SAMPLE_INTERVAL) => {
+                self.last.clear();
+                // The next sample does not cover the time in which there were none.
+                self.newest = now.saturating_sub(micros(MAX_SAMPLE_INTERVAL));
+            }
             None => {}
         }
     }
@@ -86,6 +109,22 @@ mod tests {
         assert_eq!(taken(&mut busy, &[], 5 * SECOND + 100), [(7, 30)]);
         assert_eq!(taken(&mut busy, &[(5 * SECOND, 7, 90)], 6 * SECOND), [(7, 30)]);
         assert_eq!(taken(&mut busy, &[], 6 * SECOND + 1), []);
+    }
+
+    #[test]
+    fn gpu_time_is_counted_once() {
+        let mut busy = ProcessUtilization::default();
+        taken(&mut busy, &[(10 * SECOND, 7, 50)], 10 * SECOND);
+        assert_eq!(busy.worked_ns(7), 1_000_000_000, "a first sample covers two seconds at most");
+        taken(&mut busy, &[], 10 * SECOND + 500_000);
+        assert_eq!(busy.worked_ns(7), 0, "the utilization is kept, its time is not counted again");
+        let samples = [(11 * SECOND, 7, 100), (11 * SECOND, 8, 20), (11 * SECOND + 500_000, 7, 10)];
+        taken(&mut busy, &samples, 12 * SECOND);
+        assert_eq!((busy.worked_ns(7), busy.worked_ns(8)), (1_050_000_000, 200_000_000));
+        // Nothing runs for a minute.
+        taken(&mut busy, &[], 72 * SECOND);
+        taken(&mut busy, &[(72 * SECOND, 7, 100)], 72 * SECOND + 1);
+        assert_eq!(busy.worked_ns(7), 1_000_000_000);
     }
 
     #[test]

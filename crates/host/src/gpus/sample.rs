@@ -1,5 +1,6 @@
 //! Samples one GPU: health, memory, utilization and processes.
 
+use super::process_utilization::ProcessUtilization;
 use super::{TrackedGpu, health, identity};
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
@@ -38,6 +39,9 @@ pub struct GpuProcess {
     pub memory: Option<Bytes>,
     /// The utilization by this process since the last sample, in percent; `None` if the driver does not report it.
     pub busy: Option<u32>,
+    /// The GPU time of the process that the driver reported since the last sample, in nanoseconds. The driver reports it
+    /// up to a second late and in whole percents.
+    pub worked_ns: u64,
 }
 
 /// A device handle, or why NVML returned none.
@@ -75,9 +79,16 @@ fn processes(tracked: &mut TrackedGpu, device: &Device<'_>) -> Vec<GpuProcess> {
         *known = (*known).max(memory);
     }
     if held.is_empty() {
+        // What runs next has not run since the last query.
+        tracked.utilization = ProcessUtilization::default();
         return Vec::new();
     }
-    let busy = tracked.utilization.update(device);
-    let busy = |pid: u32| busy.map(|percents| percents.get(&pid).copied().unwrap_or(0));
-    held.into_iter().map(|(pid, memory)| GpuProcess { pid, memory, busy: busy(pid) }).collect()
+    let percents = tracked.utilization.update(device).cloned();
+    let process = |(pid, memory)| GpuProcess {
+        pid,
+        memory,
+        busy: percents.as_ref().map(|percents| percents.get(&pid).copied().unwrap_or(0)),
+        worked_ns: if percents.is_some() { tracked.utilization.worked_ns(pid) } else { 0 },
+    };
+    held.into_iter().map(process).collect()
 }

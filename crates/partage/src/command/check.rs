@@ -101,6 +101,13 @@ pub(super) fn write_workload(report: &WorkloadReport, out: &mut dyn Write) -> io
     if report.oversubscribe {
         write_line(out, format_args!("  memory above the limit: in host memory, if the node allows it"))?;
     }
+    if report.turns.low_latency {
+        write_line(out, format_args!("  latency: low, launches start soon beside long kernels of others"))?;
+    }
+    if report.turns.priority > 0 {
+        let priority = report.turns.priority;
+        write_line(out, format_args!("  priority: {priority}, if the node allows it"))?;
+    }
     for problem in &report.problems {
         // Container names have at most 63 characters; the input may be longer.
         let container = problem.container.iter().flat_map(|name| name.chars().take(63).chain([' ']));

@@ -92,6 +92,12 @@ fn lines(share: &ShareReport, now: u64) -> Vec<StyledLine> {
     if share.oversubscribe {
         lines.push(entry("oversubscribed", plain, OVERSUBSCRIBED));
     }
+    if share.low_latency {
+        lines.push(entry("latency", plain, LOW_LATENCY));
+    }
+    if share.priority > 0 {
+        lines.push(entry("priority", plain, share.priority));
+    }
     for gpu_share in &share.gpu_shares {
         lines.push(StyledLine::default());
         lines.extend(self::gpu_share_lines(gpu_share));
@@ -135,6 +141,7 @@ const NO_CGROUP: &str = "no, processes are identified by what they inherit from 
 const DEVICE_FILTER: &str = "yes, device files of other GPUs are blocked";
 const NO_DEVICE_FILTER: &str =
     "no, device files of all GPUs are accessible; limits are enforced in the driver libraries";
+const LOW_LATENCY: &str = "low, launches start soon beside long kernels of other shares";
 const OVERSUBSCRIBED: &str = "memory above the limit is in host memory and not counted below";
 
 fn gpu_share_lines(gpu_share: &GpuShareReport) -> Vec<StyledLine> {
@@ -224,6 +231,13 @@ mod tests {
         let oversubscribed = ShareReport { oversubscribe: true, ..report.shares[0].clone() };
         let expected = "oversubscribed: memory above the limit is in host memory and not counted below";
         assert!(texts(&lines(&oversubscribed, 1_000_090)).iter().any(|line| line == expected));
+        let preferred = ShareReport { low_latency: true, priority: 3, ..report.shares[0].clone() };
+        for expected in [
+            "latency:        low, launches start soon beside long kernels of other shares",
+            "priority:       3",
+        ] {
+            assert!(texts(&lines(&preferred, 1_000_090)).iter().any(|line| line == expected), "{expected}");
+        }
         let notebook = texts(&lines(&report.shares[1], 1_000_090));
         for line in [
             "confinement:    library path",

@@ -45,6 +45,21 @@ pub(crate) struct RunCommand {
     #[arg(long, value_enum)]
     mode: Option<ComputeMode>,
 
+    /// Latency class: low makes launches start soon beside long kernels of other shares
+    ///
+    /// While a launch of this share waits and is within its guarantee, turns of other shares on the same GPU last 2 ms at most, and less
+    /// of their work is queued: the launch waits for the kernel that runs, and not for a whole turn. Handovers are more frequent, which
+    /// costs all shares of the GPU some throughput. The amount of compute stays the same. Requires --cores.
+    #[arg(long, value_enum, value_name = "CLASS")]
+    latency: Option<LatencyClass>,
+
+    /// Priority among shares that want the same turn, 0 to 10: the higher goes first within its guarantee [default: 0]
+    ///
+    /// The share with the higher priority also gets idle time first. Every share receives its guarantee whatever the priorities are. On
+    /// a machine with several users, the settings allow or refuse priorities.
+    #[arg(long, value_name = "N", value_parser = value_parsers::parse_priority)]
+    priority: Option<u32>,
+
     /// Put allocations above the memory limit into host memory instead of failing them
     ///
     /// The program can allocate as much as the host has. Memory above the limit stays in host memory, and the GPU accesses it over
@@ -75,6 +90,13 @@ pub(crate) struct RunCommand {
     /// Command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// How soon the launches of a share start.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum LatencyClass {
+    /// Soon, at some cost in throughput
+    Low,
 }
 
 /// Whether a share may use GPU time above its guarantee.
@@ -126,6 +148,8 @@ impl RunCommand {
             cores: self.cores,
             whole: self.whole,
             oversubscribe: self.oversubscribe,
+            low_latency: matches!(self.latency, Some(LatencyClass::Low)),
+            priority: self.priority,
             mode: self.mode.map(Into::into),
             models: self.models.clone(),
             wait: self.wait,

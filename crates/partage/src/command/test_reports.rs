@@ -98,6 +98,8 @@ pub(super) fn share(name: &str, user: &str, gpus: &[u32], memory: u64, cores: u3
         members: 1,
         processes: Vec::new(),
         oversubscribe: false,
+        low_latency: false,
+        priority: 0,
         gpu_shares: gpus.iter().map(gpu_share).collect(),
         bypass_suspected: Vec::new(),
     }

@@ -137,3 +137,10 @@ fn interval_without_unit_is_seconds() {
         ],
     );
 }
+
+#[test]
+fn priority_is_a_whole_number_up_to_the_highest() {
+    assert_eq!((parse_priority("0"), parse_priority("10")), (Ok(0), Ok(10)));
+    let hint = "use a whole number from 0 to 10";
+    assert_refused(parse_priority, &[("11", hint), ("-1", hint), ("+1", hint), ("high", hint), ("", hint)]);
+}

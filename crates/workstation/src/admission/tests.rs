@@ -104,6 +104,10 @@ fn contradictory_requests_are_refused() {
             "--whole",
         ),
         (RunRequest { oversubscribe: true, whole: true, ..RunRequest::default() }, "no memory limit"),
+        (RunRequest { low_latency: true, whole: true, ..RunRequest::default() }, "not shared in turns"),
+        (RunRequest { low_latency: true, ..RunRequest::default() }, "--latency low requires --cores"),
+        (RunRequest { priority: Some(1), whole: true, ..RunRequest::default() }, "not shared in turns"),
+        (RunRequest { priority: Some(11), ..RunRequest::default() }, "use 0 to 10"),
     ];
     for (request, expected) in cases {
         let refused = ask(request.clone());
@@ -127,6 +131,25 @@ fn oversubscription_is_allowed_unless_the_settings_refuse_it() {
         assert!(refused.message.contains(expected), "{expected}: {refused:?}");
     }
     held.run("b", user(1), &settings, &request(4, 0)).unwrap();
+}
+
+#[test]
+fn priority_of_other_users_is_refused_above_the_highest_allowed() {
+    let mut held = TestShares::default();
+    let first = RunRequest { priority: Some(5), low_latency: true, ..request(4, 10) };
+    let turns = TurnPreferences { low_latency: true, priority: 5 };
+    assert_eq!(to_ask(&first, &DefaultShare::default()).unwrap().turns, turns);
+    for (text, expected) in [("", "maxPriority: 0"), ("maxPriority: 4", "use at most --priority 4")] {
+        let settings = WorkstationSettings::from_yaml(text).unwrap();
+        let refused = held.run("a", user(4242), &settings, &first).unwrap_err();
+        assert!(
+            refused.reason == RefusalReason::NotAllowed && refused.message.contains(expected),
+            "{refused:?}"
+        );
+    }
+    let settings = WorkstationSettings::from_yaml("maxPriority: 5").unwrap();
+    held.run("a", user(4242), &settings, &first).unwrap();
+    held.run("b", user(0), &plain(), &first).unwrap();
 }
 
 #[test]

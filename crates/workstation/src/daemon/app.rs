@@ -86,9 +86,11 @@ impl DaemonApp {
         let threads = Threads::new().map_err(DaemonError::io("cannot create the stop signal"))?;
         let monitor = Monitor::new(&machine.node, machine.previously_unhealthy.iter().cloned())
             .recording_fatal_errors(&machine.records, &machine.boot_id);
+        let regions = ManagedShares::new(contexts);
+        regions.set_throttle_copies(settings.throttle_copies);
         let daemon = Arc::new(Daemon {
             claims: GpuClaims::new(&machine.device_files()),
-            regions: ManagedShares::new(contexts),
+            regions,
             since: now(),
             state: Mutex::default(),
             changed: Condvar::new(),

@@ -175,6 +175,7 @@ impl Daemon {
         let mut record =
             ShareRecord::new(name, who, shares, main, command).map_err(|error| broken(error.to_string()))?;
         record.oversubscribe = ask.oversubscribe;
+        record.turns = ask.turns;
         let made = self.create_share(state, record).inspect_err(|_| {
             self.regions.release(&name.to_string());
             self.remove_share_files(name);
@@ -314,6 +315,7 @@ fn spec<'a>(directory: &'a Path, record: &'a ShareRecord, throttled: &'a BTreeSe
         usage_owner: share_store::usage_owner(record.who.uid),
         shares: &record.shares,
         throttled,
+        turns: record.turns,
         policy: record.region_policy(),
     }
 }

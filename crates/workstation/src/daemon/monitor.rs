@@ -64,6 +64,7 @@ impl Daemon {
         let owner = |pid: u32| owners.get_or_init(|| ProcessOwners::of(&records, &self.state_dir)).find(pid);
         let report = monitor.poll(&self.machine.gpus, &audited, &owner);
         drop(monitor);
+        self.regions.charge_unaccounted(&report.unaccounted);
         for (name, finding) in &report.new_findings {
             tracing::warn!(share = %name, %finding, "bypass of limits suspected");
         }

@@ -139,7 +139,7 @@ impl Daemon {
 
     fn share(&self, seen: &ShareView, members: Option<usize>) -> ShareReport {
         let ShareView { record, stage, region } = seen;
-        let usage = region.as_ref().and_then(|region| region.reader().snapshot().ok());
+        let usage = region.as_ref().and_then(|region| region.snapshot().ok());
         let gpu_share = |(at, share): (usize, &Share)| {
             let gpu = usage.as_ref().map(|usage| usage.gpus[at]).unwrap_or_default();
             let waits = usage
@@ -190,6 +190,8 @@ impl Daemon {
             members: members.unwrap_or(processes.len()),
             processes: processes.into_values().collect(),
             oversubscribe: record.oversubscribe,
+            low_latency: record.turns.low_latency,
+            priority: record.turns.priority,
             gpu_shares: record.shares.iter().enumerate().map(gpu_share).collect(),
             bypass_suspected: self.observed().findings.get(&record.name).cloned().unwrap_or_default(),
         }

@@ -110,6 +110,8 @@ fn report() -> MachineReport {
         members: 2,
         processes: Vec::new(),
         oversubscribe: false,
+        low_latency: false,
+        priority: 0,
         gpu_shares: gpus.iter().map(|gpu| gpu_share(*gpu)).collect(),
         bypass_suspected: vec!["why".into()],
     };

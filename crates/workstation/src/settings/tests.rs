@@ -81,6 +81,8 @@ fn invalid_settings_are_explained() {
         ("metrics: yes please", "invalid address"),
         ("policy: fastest", "unknown policy"),
         ("oversubscribe: sometimes", "sometimes"),
+        ("maxPriority: 11", "maxPriority: invalid priority 11: write 0 to 10"),
+        ("throttleCopies: allowed", "invalid boolean"),
         ("users: [{applyTo: nobody-like-that}]", "user nobody-like-that not found"),
         ("users: [{applyTo: '@nobody-like-that'}]", "group nobody-like-that not found"),
         ("users: [{applyTo: root, shares: 0}]", "shares: 0"),

@@ -4,7 +4,7 @@
 //! [`run_client_in_pod`].
 
 use partage_agent::cdi_edits::{CdiTarget, DriverBundle};
-use partage_core::model::{Bytes, Node, Share};
+use partage_core::model::{Bytes, Node, Share, TurnPreferences};
 use partage_driver_api::exports::DriverVersion;
 use partage_e2e::late_plugin::{self, LatePlugin, LatePluginSettings};
 use partage_enforce::shares::region_limits;
@@ -76,7 +76,7 @@ fn prepare_pod(materials: &DriverBundle, node: &Node, pod: &str) -> CdiEdits {
     }
     fs::write(devices.join(format!("nvidia{}", gpu.minor)), "").unwrap();
     let context = Bytes(GpuProfile::named(CARD).unwrap().memory.context);
-    let limits = region_limits(&share, context, false).unwrap();
+    let limits = region_limits(&share, context, false, TurnPreferences::default()).unwrap();
     Region::create(&region, &[limits], RegionPolicy::default()).unwrap();
     let env = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_string(), gpu.uuid.to_string())]);
     let container = CdiTarget {

@@ -27,6 +27,10 @@ pub(super) const SAME_GPU: &str = "partage.dev/same-gpu";
 pub(super) const EXCLUSIVE: &str = "partage.dev/exclusive";
 /// Allows allocations above the memory limit, which are placed in host memory.
 pub(super) const OVERSUBSCRIBE: &str = "partage.dev/oversubscribe";
+/// Requests short waits for turns, at some cost in throughput.
+pub(super) const LATENCY: &str = "partage.dev/latency";
+/// Requests earlier turns than those of containers with a lower priority.
+pub(super) const PRIORITY: &str = "partage.dev/priority";
 pub(super) const CORES_LIMIT: &str = "partage.dev/cores-limit";
 /// Memory limit for slots of the AWS dialect.
 pub(super) const MEMORY_LIMIT: &str = "partage.dev/memory-limit";
@@ -35,7 +39,7 @@ pub(super) const CARRIER: &str = "partage.dev/carrier";
 pub(in crate::dialect) const GRANT: &str = "partage.dev/grant";
 /// Minimum amount of memory. No program runs in less, and "8" for "8Gi" is a common mistake.
 pub(crate) const MIN_MEMORY: Bytes = Bytes(1 << 20);
-pub(super) const ANNOTATIONS: [&str; 14] = [
+pub(super) const ANNOTATIONS: [&str; 16] = [
     POLICY,
     MODELS,
     NOT_MODELS,
@@ -44,6 +48,8 @@ pub(super) const ANNOTATIONS: [&str; 14] = [
     SAME_GPU,
     EXCLUSIVE,
     OVERSUBSCRIBE,
+    LATENCY,
+    PRIORITY,
     CORES_LIMIT,
     MEMORY_LIMIT,
     CARRIER,

@@ -38,6 +38,10 @@ pub(super) struct Workload {
     #[serde(default)]
     pub(super) oversubscribe: bool,
     #[serde(default)]
+    pub(super) latency: Option<String>,
+    #[serde(default)]
+    pub(super) priority: Option<u32>,
+    #[serde(default)]
     pub(super) mode: Option<String>,
     #[serde(default)]
     pub(super) model: Option<String>,
@@ -84,6 +88,8 @@ impl Workload {
             ("--memory", self.memory.clone()),
             ("--memory-percent", self.memory_percent.map(|percent| percent.to_string())),
             ("--cores", self.cores.map(|cores| cores.to_string())),
+            ("--latency", self.latency.clone()),
+            ("--priority", self.priority.map(|priority| priority.to_string())),
             ("--mode", self.mode.clone()),
             ("--model", self.model.clone()),
         ];

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::{MAX_PRIORITY, TurnPreferences};
 
 #[test]
 fn every_resource_is_read() {
@@ -140,6 +141,62 @@ fn oversubscription_requires_a_memory_limit() {
     }
     let nothing = read(json!({}));
     assert_eq!((nothing.ask.oversubscribe, nothing.problems), (false, vec![]));
+}
+
+#[test]
+fn only_the_latency_class_low_is_read() {
+    let read = |amounts: Value| {
+        read_one_in(&DialectSettings::default(), json!({"partage.dev/latency": "low"}), amounts)
+    };
+    for guaranteed in
+        [json!({"partage.dev/gpu": 1, "partage.dev/cores": 30}), json!({"tencent.com/vcuda-core": 100})]
+    {
+        let low = read(guaranteed);
+        assert_eq!((low.ask.turns.low_latency, low.problems), (true, vec![]));
+    }
+    let reading = read(json!({"partage.dev/memory": "8Gi"}));
+    assert!(!reading.ask.turns.low_latency);
+    assert_eq!(
+        message(&reading),
+        "no container requests cores, and only launches within the guarantee start soon: add partage.dev/cores or its equivalent"
+    );
+    for wrong in ["Low", "high", "true", ""] {
+        let reading = annotated(json!({"partage.dev/latency": wrong}));
+        assert!(!reading.ask.turns.low_latency);
+        assert_eq!(
+            message(&reading),
+            format!("\"{wrong}\" is not a latency class: write \"low\", or remove this annotation")
+        );
+    }
+}
+
+#[test]
+fn priority_is_a_whole_number_up_to_the_highest() {
+    for (text, priority) in [("0", 0), ("7", 7), ("10", MAX_PRIORITY)] {
+        let reading = annotated(json!({"partage.dev/priority": text}));
+        assert_eq!((reading.ask.turns.priority, reading.problems), (priority, vec![]));
+    }
+    for wrong in ["11", "-1", "+1", "1.5", "high", "", "99999999999"] {
+        let reading = annotated(json!({"partage.dev/priority": wrong}));
+        assert_eq!(reading.ask.turns.priority, 0);
+        assert_eq!(
+            message(&reading),
+            format!("\"{wrong}\" is not a priority: write a whole number from \"0\" to \"10\"")
+        );
+    }
+}
+
+#[test]
+fn turn_preferences_apply_to_every_dialect_and_to_pods_with_gpus_only() {
+    let annotations = json!({"partage.dev/latency": "low", "partage.dev/priority": "3"});
+    let read = |amounts| read_one_in(&DialectSettings::default(), annotations.clone(), amounts);
+    let expected = TurnPreferences { low_latency: true, priority: 3 };
+    assert_eq!(
+        read(json!({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 8})).ask.turns,
+        expected
+    );
+    let nothing = read(json!({}));
+    assert_eq!((nothing.ask.turns, nothing.problems), (TurnPreferences::default(), vec![]));
 }
 
 #[test]

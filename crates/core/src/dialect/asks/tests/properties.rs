@@ -32,6 +32,8 @@ fn any_annotation() -> impl Strategy<Value = (String, String)> {
         "partage.dev/same-gpu",
         "partage.dev/exclusive",
         "partage.dev/oversubscribe",
+        "partage.dev/latency",
+        "partage.dev/priority",
         "partage.dev/cores-limit",
         "partage.dev/carrier",
         "a.com/vcuda-core-limit",
