@@ -336,7 +336,7 @@ proptest! {
             .collect();
         timeline.advance(1_000_000);
         for ((state, &work), predicted) in states.iter().zip(&work).zip(predicted) {
-            // What was reached before needs no wait.
+            // A position that was reached before needs no wait.
             let instant = timeline.instant(state.slot(), work).unwrap();
             prop_assert_eq!(predicted, instant.max(look));
         }
