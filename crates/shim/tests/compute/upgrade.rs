@@ -1,4 +1,4 @@
-//! Containers that were started by the last release with layout 1 continue under this release: with that release's shim
+//! Containers that were started with a shim and a region of layout 1 or 2 continue under this release: with that shim
 //! loaded, its region mapped, and a daemon of this release.
 
 use super::*;
@@ -10,7 +10,7 @@ use partage_shim::install::{self, StandInPaths};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::{Arc, LazyLock};
@@ -22,14 +22,26 @@ const MIB: u64 = 1 << 20;
 /// Bytes that a context takes of the simulated GPU.
 const CONTEXT_BYTES: u64 = 414 * MIB;
 
-/// The shim of that release, as a file.
-static OLD_SHIM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
+/// The shim of the last release with layout 1, as a file.
+static OLD_SHIM: LazyLock<(tempfile::TempDir, PathBuf)> =
+    LazyLock::new(|| unpacked(include_bytes!("../fixtures/layout-1/libpartage_shim.so.gz")));
+
+/// A shim of layout 2, as a file.
+static LAYOUT_2_SHIM: LazyLock<(tempfile::TempDir, PathBuf)> =
+    LazyLock::new(|| unpacked(include_bytes!("../fixtures/layout-2/libpartage_shim.so.gz")));
+
+fn unpacked(packed: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libpartage_shim.so");
-    let packed = include_bytes!("../fixtures/layout-1/libpartage_shim.so.gz");
-    std::io::copy(&mut GzDecoder::new(&packed[..]), &mut fs::File::create(&path).unwrap()).unwrap();
+    std::io::copy(&mut GzDecoder::new(packed), &mut fs::File::create(&path).unwrap()).unwrap();
     (folder, path)
-});
+}
+
+/// The region of layout 2 that no process has used.
+const LAYOUT_2_REGION: [&[u8]; 2] = [
+    include_bytes!("../../../region/tests/fixtures/layout-2/fresh/limits.prefix"),
+    include_bytes!("../../../region/tests/fixtures/layout-2/fresh/usage.prefix"),
+];
 
 /// The shim that a container was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +58,22 @@ struct OldContainer<'a> {
 
 impl<'a> OldContainer<'a> {
     fn new(node: &'a TestNode) -> Self {
+        Self::with_files(node, layout_1::FRESH, &OLD_SHIM.1)
+    }
+
+    fn of_layout_2(node: &'a TestNode) -> Self {
+        Self::with_files(node, LAYOUT_2_REGION, &LAYOUT_2_SHIM.1)
+    }
+
+    fn with_files(node: &'a TestNode, region: [&[u8]; 2], old_shim: &Path) -> Self {
         let container = Self { node, folder: tempfile::tempdir().unwrap() };
         fs::create_dir(container.region()).unwrap();
-        layout_1::put(layout_1::FRESH, &container.region());
+        layout_1::put(region, &container.region());
         layout_1::set_uuid(&container.region(), 0, node.0.config().gpus[0].uuid_bytes());
-        for (shim, object) in
-            [(ShimRelease::Old, OLD_SHIM.1.clone()), (ShimRelease::New, install::shared_object().unwrap())]
-        {
+        for (shim, object) in [
+            (ShimRelease::Old, old_shim.to_path_buf()),
+            (ShimRelease::New, install::shared_object().unwrap()),
+        ] {
             fs::create_dir(container.libraries(shim)).unwrap();
             let settings = StandInPaths {
                 region: &container.region(),
@@ -294,4 +315,22 @@ fn new_shim_reads_layout_1_in_its_own_unit() {
     assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, with a daemon")]);
     assert_eq!(RegionOwner::open(&container.region()).unwrap().layout(), 1);
     assert_eq!(UsageReader::open(&container.region()).unwrap().snapshot().unwrap().forged, []);
+}
+
+#[test]
+fn shim_of_layout_2_keeps_its_share_under_this_daemon() {
+    let node = exclusive_node();
+    let container = OldContainer::of_layout_2(&node);
+    let process = container.start_working(ShimRelease::Old, "work kernel 500");
+    let handle = container.adopt(container.share(2048 * MIB, 30));
+    assert_eq!(handle.owner().layout(), 2);
+    let arbiter = Arbiter::new();
+    arbiter.add(Arc::clone(&handle)).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    assert_shares(&node, &[&process], 1500, &[(15.0, 36.0, "30 %, by its own account")]);
+    assert!(handle.apply(&[container.share(2048 * MIB, 10)]).unwrap());
+    std::thread::sleep(Duration::from_millis(300));
+    assert_shares(&node, &[&process], 1500, &[(5.0, 15.0, "10 %, resized while it runs")]);
+    let seen = handle.reader().snapshot().unwrap();
+    assert!(seen.forged.is_empty() && seen.gpus[0].used > 0, "{seen:?}");
 }
