@@ -339,7 +339,7 @@ mod tests {
         let regions = fixture.restart();
         let adoption = fixture.adopt(&regions, 2000);
         assert!(
-            matches!(&adoption, Adoption::Unmanaged { reason } if reason.contains("layout 3")),
+            matches!(&adoption, Adoption::Unmanaged { reason } if reason.contains("layout 4")),
             "{adoption:?}"
         );
         assert!(regions.live()[&fixture.key].region().is_none());
