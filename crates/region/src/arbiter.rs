@@ -103,6 +103,11 @@ pub mod tuning {
     pub const MAX_RUN_AHEAD_NS: u64 = 32 * MILLI;
     /// Work that processes may have queued beside a container that asked for short waits.
     pub const RUN_AHEAD_BESIDE_LOW_LATENCY_NS: u64 = 300 * MICRO;
+    /// A poll that reads the file of a container more often than this is followed by a pause. A container chooses how many
+    /// slots and marker pages it has, and all GPUs of the node wait for its poll.
+    pub const MAX_CHEAP_READS: usize = 64;
+    /// Pause for each read of such a poll: about 40 times as long as the read takes.
+    pub const PAUSE_PER_READ_NS: u64 = 20 * MICRO;
     /// A container whose poll takes longer than this is polled less often.
     pub const SLOW_POLL_NS: u64 = MILLI;
     /// The next poll of such a container comes after this many times the cost of the last one.

@@ -83,6 +83,13 @@ pub(crate) struct ActiveProcesses {
     pages: Vec<usize>,
 }
 
+impl ActiveProcesses {
+    /// Returns the number of reads of the file that one look at the processes takes.
+    pub(crate) fn reads(&self) -> usize {
+        self.slots.len() + self.pages.len()
+    }
+}
+
 /// Most threads that a process can have: the kernel has no more pids.
 const MAX_THREADS_PER_PROCESS: u32 = 1 << 22;
 

@@ -9,32 +9,14 @@ use partage_region::{
     GpuShare, MEMORY_UNIT, RegionHandle, RegionPolicy, RegionTenant, UsageReader, WHOLE_GPU, futex,
 };
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
 
-fn user(folder: &Path) -> u32 {
-    fs::metadata(folder).unwrap().uid()
-}
-
-/// The shares of the region `used`, as the daemon has them in its records.
-fn used_shares() -> [GpuShare; 2] {
-    let elastic = GpuShare {
-        uuid: [0x22; 16],
-        memory: 8 * GIB,
-        context: 300 << 20,
-        cores: 12_500,
-        ceiling: 50_010,
-        priority: 3,
-        waits_for_turns: true,
-        low_latency: false,
-    };
-    [elastic, GpuShare { uuid: [0x33; 16], ..GpuShare::default() }]
-}
+/// Compute of the first GPU of the region `used`, in thousandths of a percent.
+const USED_CORES: u32 = 12_500;
 
 #[test]
 fn limits_and_usage_are_read_as_they_were_written() {
@@ -43,7 +25,7 @@ fn limits_and_usage_are_read_as_they_were_written() {
     let handle = RegionHandle::open(folder.path()).unwrap();
     let owner = handle.owner();
     assert_eq!((owner.layout(), owner.gpus(), owner.base_gpus()), (1, 2, 2));
-    assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), used_shares());
+    assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), layout_1::used_shares(USED_CORES));
     assert_eq!(owner.policy(), RegionPolicy { oversubscribe: true, throttle_copies: false });
     assert_eq!((owner.heartbeat(0), owner.turns(0).unwrap().turn().is_open()), (55_555, true));
     let seen = handle.reader().snapshot().unwrap();
@@ -54,8 +36,13 @@ fn limits_and_usage_are_read_as_they_were_written() {
     assert_eq!((first.spent, first.throttled, first.doorbell), (123_456_789, 4_321, 17));
     // Adopting unchanged shares changes nothing.
     let before = fs::read(folder.path().join("limits")).unwrap();
-    let adopted = RegionHandle::adopt(folder.path(), &used_shares(), user(folder.path())).unwrap();
-    assert!(!adopted.apply(&used_shares()).unwrap());
+    let adopted = RegionHandle::adopt(
+        folder.path(),
+        &layout_1::used_shares(USED_CORES),
+        layout_1::owner_of(folder.path()),
+    )
+    .unwrap();
+    assert!(!adopted.apply(&layout_1::used_shares(USED_CORES)).unwrap());
     assert!(fs::read(folder.path().join("limits")).unwrap() == before);
 }
 
@@ -92,7 +79,8 @@ fn limits_are_resized_in_both_directions_and_no_turns_are_given() {
         low_latency: false,
     };
     let adopt = |share: &GpuShare| {
-        RegionHandle::adopt(folder.path(), std::slice::from_ref(share), user(folder.path())).unwrap()
+        RegionHandle::adopt(folder.path(), std::slice::from_ref(share), layout_1::owner_of(folder.path()))
+            .unwrap()
     };
     let handle = Arc::new(adopt(&share));
     let tenant = RegionTenant::attach(folder.path()).unwrap();

@@ -6,9 +6,6 @@ mod layout_1;
 
 use partage_region::arbiter::Arbiter;
 use partage_region::{GpuShare, MEMORY_UNIT, RegionHandle, RegionPolicy, RegionTenant, UsageReader};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 
 const GIB: u64 = 1 << 30;
@@ -25,24 +22,8 @@ const USED: [&[u8]; 2] = [
     include_bytes!("fixtures/layout-2/used/usage.prefix"),
 ];
 
-fn user(folder: &Path) -> u32 {
-    fs::metadata(folder).unwrap().uid()
-}
-
-/// The shares of the region `used`, as the daemon has them in its records.
-fn used_shares() -> [GpuShare; 2] {
-    let elastic = GpuShare {
-        uuid: [0x22; 16],
-        memory: 8 * GIB,
-        context: 300 << 20,
-        cores: 12_345,
-        ceiling: 50_010,
-        priority: 3,
-        waits_for_turns: true,
-        low_latency: false,
-    };
-    [elastic, GpuShare { uuid: [0x33; 16], ..GpuShare::default() }]
-}
+/// Compute of the first GPU of the region `used`, in thousandths of a percent.
+const USED_CORES: u32 = 12_345;
 
 #[test]
 fn region_of_layout_2_is_read_as_it_was_written() {
@@ -51,7 +32,7 @@ fn region_of_layout_2_is_read_as_it_was_written() {
     let handle = RegionHandle::open(folder.path()).unwrap();
     let owner = handle.owner();
     assert_eq!((owner.layout(), owner.gpus(), owner.base_gpus()), (2, 2, 1));
-    assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), used_shares());
+    assert_eq!([0, 1].map(|gpu| owner.share(gpu).unwrap()), layout_1::used_shares(USED_CORES));
     assert_eq!(owner.policy(), RegionPolicy { oversubscribe: true, throttle_copies: false });
     let seen = handle.reader().snapshot().unwrap();
     assert_eq!((seen.forged, seen.processes), (vec![], vec![]), "its process is dead");
@@ -60,8 +41,13 @@ fn region_of_layout_2_is_read_as_it_was_written() {
     assert_eq!((first.peak, first.refusals), (GIB + 3 * MEMORY_UNIT, 1));
     assert_eq!((first.spent, first.throttled, first.doorbell), (123_456_789, 4_321, 17));
     // Adopting unchanged shares changes no limit.
-    let adopted = RegionHandle::adopt(folder.path(), &used_shares(), user(folder.path())).unwrap();
-    assert!(!adopted.apply(&used_shares()).unwrap());
+    let adopted = RegionHandle::adopt(
+        folder.path(),
+        &layout_1::used_shares(USED_CORES),
+        layout_1::owner_of(folder.path()),
+    )
+    .unwrap();
+    assert!(!adopted.apply(&layout_1::used_shares(USED_CORES)).unwrap());
 }
 
 #[test]
@@ -90,9 +76,10 @@ fn region_of_layout_2_gets_no_heartbeat() {
         memory: 3 * GIB,
         cores: 60_000,
         ceiling: 60_000,
-        ..used_shares()[0].clone()
+        ..layout_1::used_shares(USED_CORES)[0].clone()
     };
-    let handle = Arc::new(RegionHandle::adopt(folder.path(), &[share], user(folder.path())).unwrap());
+    let handle =
+        Arc::new(RegionHandle::adopt(folder.path(), &[share], layout_1::owner_of(folder.path())).unwrap());
     let arbiter = Arbiter::new();
     arbiter.add(Arc::clone(&handle)).unwrap();
     let tenant = RegionTenant::attach(folder.path()).unwrap();

@@ -28,6 +28,7 @@ mod lookup;
 mod memory;
 mod nvml;
 mod process;
+mod stream_event;
 mod throttle;
 
 /// Every hook, by module.

@@ -50,7 +50,7 @@ pub(super) const WORD_LIST: [(&str, &str); 46] = [
     ("henceforth", "from now on"),
 ];
 
-/// Words that make a poor subject at the start of a sentence: "Who cuts its file short is refused".
+/// Pronouns that must not be the subject at the start of a sentence, as in "Who cuts its file short is refused".
 pub(super) const RELATIVE_SUBJECTS: [&str; 4] = ["who", "whose", "whom", "of which"];
 /// "What" followed by one of these starts a sentence whose subject is hidden: "What is held is released".
 pub(super) const WHAT_VERBS: [&str; 12] =

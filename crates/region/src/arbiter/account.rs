@@ -123,6 +123,7 @@ impl Account {
     }
 
     /// Returns unused guaranteed time in nanoseconds; debt is negative.
+    #[cfg(test)]
     pub(super) fn credit(&self) -> i64 {
         self.guarantee.nanos()
     }

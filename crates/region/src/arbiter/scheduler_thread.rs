@@ -88,11 +88,8 @@ impl PolledContainer {
             }
             let activity = reader.activity(self.gpu, &self.active).ok()?;
             let cost = clock::monotonic_ns().saturating_sub(now);
-            if cost > tuning::SLOW_POLL_NS {
-                // A container can make itself expensive to examine. It is then polled less often, so that others do not
-                // wait.
-                self.backs_off_until = now.saturating_add(cost.saturating_mul(tuning::SLOW_POLL_BACKOFF));
-            }
+            // A container can make itself expensive to examine. It is then polled less often, so that others do not wait.
+            self.backs_off_until = now.saturating_add(poll_pause(cost, self.active.reads()));
             self.last.waiting = activity.waiting > 0;
             self.last.occupied = self.tracker.is_occupied(now, &activity.streams);
             self.last.since = activity.streams.since.min(now);
@@ -122,6 +119,14 @@ impl PolledContainer {
             turns.set_gated(gated);
         }
     }
+}
+
+/// Returns how long a container is not polled after a poll of this cost in nanoseconds and reads.
+fn poll_pause(cost: u64, reads: usize) -> u64 {
+    let slow = if cost > tuning::SLOW_POLL_NS { cost.saturating_mul(tuning::SLOW_POLL_BACKOFF) } else { 0 };
+    // At most a slot and a page for each process, so it fits.
+    let many = if reads > tuning::MAX_CHEAP_READS { reads as u64 * tuning::PAUSE_PER_READ_NS } else { 0 };
+    slow.max(many)
 }
 
 /// A request from the arbiter to the thread.
@@ -470,5 +475,18 @@ impl TurnLoop {
                 *gpu = None;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{MARKER_PAGE_COUNT, SLOT_COUNT};
+
+    #[test]
+    fn container_with_all_slots_and_pages_is_polled_rarely() {
+        assert_eq!(poll_pause(tuning::SLOW_POLL_NS, tuning::MAX_CHEAP_READS), 0);
+        assert!(poll_pause(0, SLOT_COUNT + MARKER_PAGE_COUNT) > 20_000_000);
+        assert_eq!(poll_pause(2_000_000, 1), 64_000_000);
     }
 }

@@ -251,14 +251,14 @@ impl TurnScheduler {
     }
 
     /// Returns the contender's unused guaranteed time in nanoseconds; debt is negative.
-    #[must_use]
-    pub fn credit(&self, index: usize) -> i64 {
+    #[cfg(test)]
+    pub(super) fn credit(&self, index: usize) -> i64 {
         self.contender(index).map_or(0, |it| it.account.credit())
     }
 
     /// Returns whether containers take turns on a GPU.
-    #[must_use]
-    pub fn takes_turns(&self, gpu: usize) -> bool {
+    #[cfg(test)]
+    pub(super) fn takes_turns(&self, gpu: usize) -> bool {
         self.gpus.get(gpu).is_some_and(|gpu| gpu.regime.takes_turns())
     }
 

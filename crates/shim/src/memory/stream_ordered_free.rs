@@ -7,6 +7,7 @@ use super::{BLOCK_BYTES, lock};
 use crate::driver::cuda as driver;
 use crate::hook::StreamVariant;
 use crate::process::Process;
+use crate::stream_event;
 use partage_driver_api::cuda::*;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -64,7 +65,7 @@ impl PendingFrees {
     pub(super) fn add(&self, what: FreedMemory, stream: CUstream, variant: StreamVariant) {
         // Without a context no event can be created; a stream in which memory was freed belongs to one.
         let (context, event) = match contexts::current_context() {
-            Ok(context) => (context, record_event(stream, variant)),
+            Ok(context) => (context, stream_event::record(stream, variant)),
             Err(_) => (context_of_stream(stream), None),
         };
         let mut list = lock(&self.list);
@@ -144,25 +145,4 @@ fn release(process: &Process, what: &FreedMemory) {
             }
         }
     }
-}
-
-/// Creates an event and records it in the stream.
-fn record_event(stream: CUstream, variant: StreamVariant) -> Option<CUevent> {
-    let mut event = std::ptr::null_mut();
-    // SAFETY: the pointer is to a local variable, which the driver fills in.
-    if unsafe { driver::cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING) } != CUDA_SUCCESS {
-        return None;
-    }
-    let recorded = match variant {
-        // SAFETY: the event was just created, and the stream is the application's.
-        StreamVariant::Legacy => unsafe { driver::cuEventRecord(event, stream) },
-        // SAFETY: the event was just created, and the stream is the application's.
-        StreamVariant::PerThread => unsafe { driver::cuEventRecord_ptsz(event, stream) },
-    };
-    if recorded == CUDA_SUCCESS {
-        return Some(event);
-    }
-    // SAFETY: the event was just created, and no other code has its handle.
-    unsafe { driver::cuEventDestroy_v2(event) };
-    None
 }

@@ -324,7 +324,7 @@ impl MarkedStream {
     }
 }
 
-/// Wakes the turn scheduler if it does not look at this container by itself.
+/// Wakes the turn scheduler, unless it polls this container at short intervals anyway.
 fn ring_if_unwatched(process: &Process, gpu: usize) {
     if !process.region.limits(gpu).is_watched() {
         let doorbell = process.region.gpu_account(gpu).doorbell();

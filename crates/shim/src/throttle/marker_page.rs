@@ -8,6 +8,7 @@
 use crate::driver::cuda as driver;
 use crate::hook::StreamVariant;
 use crate::process::Process;
+use crate::stream_event;
 use partage_driver_api::cuda::*;
 use partage_region::markers::{MarkerPage, MarkerValue, StreamMarkers};
 use partage_region::protocol::{MARKER_PAGE_SIZE, STREAMS_PER_PAGE};
@@ -174,21 +175,7 @@ impl MarkerMethod {
         if events.len() >= MAX_EVENTS {
             return false;
         }
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the pointer is to a local variable, which the driver fills in.
-        if unsafe { driver::cuEventCreate(&mut event, CU_EVENT_DISABLE_TIMING) } != CUDA_SUCCESS {
-            return false;
-        }
-        let recorded = match variant {
-            // SAFETY: the event was just created, and the stream is the application's.
-            StreamVariant::Legacy => unsafe { driver::cuEventRecord(event, stream) },
-            // SAFETY: the event was just created, and the stream is the application's.
-            StreamVariant::PerThread => unsafe { driver::cuEventRecord_ptsz(event, stream) },
-        };
-        if recorded != CUDA_SUCCESS {
-            destroy_event(event);
-            return false;
-        }
+        let Some(event) = stream_event::record(stream, variant) else { return false };
         events.push_back((event, value));
         true
     }
@@ -200,18 +187,13 @@ impl MarkerMethod {
             // SAFETY: the event was created here. If its context is gone, the driver returns an error.
             match beside_captures(|| unsafe { driver::cuEventQuery(event) }) {
                 CUDA_ERROR_NOT_READY => return,
-                CUDA_SUCCESS => destroy_event(event),
+                CUDA_SUCCESS => stream_event::destroy(event),
                 _ => {}
             }
             words.words.set_settled(value);
             events.pop_front();
         }
     }
-}
-
-fn destroy_event(event: CUevent) {
-    // SAFETY: the event was created here, and no other code has its handle.
-    let _ = unsafe { driver::cuEventDestroy_v2(event) };
 }
 
 /// Has the GPU write a word in stream order.

@@ -1,8 +1,8 @@
 //! Charges the time since the last decision.
 //!
 //! Occupancy is known at the two decisions; in between, a change is assumed to have happened in the middle. Over many
-//! samples at irregular times that is exact. At any time at most one container is charged for a GPU, so the charges
-//! never exceed the time that has passed.
+//! samples at irregular times that is exact. Where the work of several containers overlaps, the time is divided between
+//! them, so the charges never exceed the time that has passed.
 
 use super::super::account::TurnClass;
 use super::super::tuning;
@@ -39,7 +39,8 @@ impl TurnScheduler {
 
     fn charge_gpu(&mut self, gpu: usize, last: u64, now: u64) {
         if !self.gpus[gpu].regime.takes_turns() {
-            return self.charge_interleaved(gpu, last, now);
+            self.charge_together(gpu, None, last, now);
+            return;
         }
         let turn = self.turns.iter().position(|turn| turn.covers(gpu));
         let mut left = now - last;
@@ -52,11 +53,9 @@ impl TurnScheduler {
         let charged_gap = self.charged_gap(at);
         let turn = &self.turns[at];
         // A gap that no other container could have used, because handing over takes as long.
-        let gap = match turn.has_begun() {
-            true => (left - busy).min(charged_gap.saturating_sub(turn.gap())),
-            false => 0,
-        };
+        let mut gap = 0;
         if turn.has_begun() {
+            gap = (left - busy).min(charged_gap.saturating_sub(turn.gap()));
             self.gpus[gpu].regime.add_idle_in_turn(left - busy);
         }
         self.gpus[gpu].regime.add_busy(busy);
@@ -75,11 +74,6 @@ impl TurnScheduler {
             }
         }
         self.turns[at].use_time(gpu, occupied.saturating_add(gap));
-    }
-
-    /// Charges containers whose work the driver interleaves, because none takes turns.
-    fn charge_interleaved(&mut self, gpu: usize, last: u64, now: u64) {
-        self.charge_together(gpu, None, last, now);
     }
 
     /// Charges all containers that are not in a turn for the time in which any of them occupied the GPU, in proportion.
